@@ -105,7 +105,7 @@ class File:
     ALLOCATIONS: Final = "allocations.jsonl"
     """What the jobs of the run had, from when on: nodes and GPUs, starts of the ranks, the end. Never cut back."""
     CHAIN: Final = "chain.jsonl"
-    """With `--chain`: the jobs of the chain, and how each ended: see `agent.job.chain`."""
+    """With `--chain`: the jobs of the chain, and how each ended: see `agent.chain_file`."""
     CANCELLED: Final = ".cancelled"
     """With `--chain`: `cluster-ddp cancel` has ended the chain."""
     SICK_NODES: Final = "sick-nodes.txt"

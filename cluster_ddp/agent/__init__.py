@@ -8,6 +8,7 @@ job             on the batch host: the start of the ranks, their end, what follo
 task            around each rank
 __main__        `job`, `link`, `task`, `rank`, `spare` and `unpack`
 launch_options  the options of `cluster-ddp launch`, which are the job's
+option_types    what the values of options are
 launch_env      the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
 array_values    the values of an array's tasks, and a command with them
 python_command  where the script or module of a Python command begins

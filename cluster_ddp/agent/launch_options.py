@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from cluster_ddp.agent.option_types import Most, count, number, one_range
 
 LAUNCHERS = ("srun", "torchrun", "fork")
 
@@ -181,17 +182,17 @@ def _starting(group: argparse._ArgumentGroup) -> None:
 def _ending(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = "start it again at most so often after it was stopped in time, status 75 (20)"
-    add("--max-requeues", type=_number, default=20, metavar="N", help=text)
+    add("--max-requeues", type=number, default=20, metavar="N", help=text)
     for option in ("--chain", "--next-job"):
         add(option, default=Options._field_defaults[option[2:].replace("-", "_")], help=argparse.SUPPRESS)
     text = "start it again at most so often after a failure: in its allocation, else by a requeue (0)"
-    add("--restarts", *RESTARTS_BEFORE, type=_number, action=Most, default=0, metavar="N", help=text)
+    add("--restarts", *RESTARTS_BEFORE, type=number, action=Most, default=0, metavar="N", help=text)
     text = "the job's range of nodes (#SBATCH --nodes=2-8): a restart continues with those that are left"
-    add("--nodes", type=_range, metavar="MIN-MAX", help=text)
+    add("--nodes", type=one_range, metavar="MIN-MAX", help=text)
     text = "keep so many nodes of the job as spares, which replace nodes that are lost or at fault (0)"
-    add("--spare-nodes", type=_number, default=0, metavar="K", help=text)
+    add("--spare-nodes", type=number, default=0, metavar="K", help=text)
     text = "restart if ranks do not answer for so many seconds after a hang's warning (never)"
-    add("--hang-restart-s", type=_number, default=0, metavar="S", help=text)
+    add("--hang-restart-s", type=number, default=0, metavar="S", help=text)
     text = "words that are added to the command from the second start on: '--resume last.pth'"
     add("--restart-args", default="", metavar="WORDS", help=text)
     text = "keep no process ready for a restart: each rank's has torch imported, and takes its memory"
@@ -213,45 +214,3 @@ def _surroundings(group: argparse._ArgumentGroup) -> None:
     add("--container-image", metavar="IMAGE", help="run the ranks in a Pyxis container")
     add("--container-bind", **_SEVERAL, metavar="PATH", help="more folders for the container")
     add("--container-overlay", **_SEVERAL, metavar="FILE", help="overlays of an Apptainer container")
-
-
-class Most(argparse.Action):
-    """Keeps the largest value of an option that has several names."""
-
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        """Take a value."""
-        setattr(namespace, self.dest, max(values, getattr(namespace, self.dest)))
-
-
-def count(text: str) -> int:
-    """Return an option's whole number of 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def node_range(text: str) -> tuple[int, int]:
-    """Return both ends of a number of nodes, or of a range: 2-8.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
-    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= least <= most:
-        raise ValueError(f"{text!r} is not a range of nodes such as 2-8")
-    return least, most
-
-
-def _range(text: str) -> str:
-    try:
-        node_range(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)

@@ -20,7 +20,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from cluster_ddp.agent import launch_options
+from cluster_ddp.agent import launch_options, option_types
 from cluster_ddp.agent.__main__ import PROGRAM
 from cluster_ddp.agent.job import launch_job, shell_env
 from cluster_ddp.agent.job.local_job import LocalJob
@@ -115,7 +115,7 @@ def _check_range(asked: Options, env: Mapping[str, str]) -> None:
     """Refuse a range of nodes that is not the job's, or has no use."""
     if asked.nodes is None:
         return
-    given, (least, most) = f"Starting ranks with --nodes {asked.nodes}:", launch_options.node_range(asked.nodes)
+    given, (least, most) = f"Starting ranks with --nodes {asked.nodes}:", option_types.node_range(asked.nodes)
     if least == most:
         found = "the number of nodes is an option of the job, which has started; here it is a range, MIN-MAX."
         hint = f"#SBATCH --nodes={most}, at the top of the batch script; or: salloc --nodes {most}"

@@ -16,8 +16,9 @@ from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import find_runs, watch
-from cluster_ddp.jobs.find_runs import RunRecord, of_run
+from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.logs import PLAIN, LogReader
+from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.job import Job

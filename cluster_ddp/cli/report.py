@@ -17,7 +17,7 @@ from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
-from cluster_ddp.jobs import find_runs
+from cluster_ddp.jobs import run_record
 from cluster_ddp.jobs.report import array_tasks, cost, run_costs, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import Report, report
@@ -84,7 +84,7 @@ def _folder(arguments: argparse.Namespace) -> Path | None:
     """
     words, since = arguments.jobs, arguments.since
     path = Path(words[0])
-    if len(words) == 1 and path.is_dir() and not find_runs.is_run(path):
+    if len(words) == 1 and path.is_dir() and not run_record.is_run(path):
         if arguments.html is None and arguments.metric is None:
             return path
         found, hint = "--html and --metric are for single runs.", "name the runs: cluster-ddp report 12 13 --html FILE"

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
-from cluster_ddp.jobs import find_runs
+from cluster_ddp.jobs import run_record
 from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import tail
@@ -41,7 +41,7 @@ def autopsy(run_dir: Path, *, as_json: bool = False) -> str:
 def _state(run_dir: Path) -> str:
     """What Slurm says of the job; "" without one."""
     try:
-        job = of_run(find_runs.read(run_dir))
+        job = of_run(run_record.read(run_dir))
         statuses = job.scheduler.statuses(job.id, job.cluster, run_dir)
     except ClusterDDPError:
         return ""

@@ -1,6 +1,7 @@
 """What became of jobs. Reads run directories and asks Slurm; no torch.
 
-find_runs     the runs of a folder, submitted or not, and which of them a job id or a path means
+run_record    what is known of a run directory, of a submission or not
+find_runs     the runs of a folder, and which of them a job id or a path means
 run_info      how far a training is, how it ended and what failed, by the files of its run directory
 status        state and progress of runs
 logs          what a job has printed

@@ -1,138 +1,32 @@
-"""The runs of a folder, and which of them a job id or a path means.
-
-A run is described by its spec.json; where no submission made it, by its run.json or its lock file.
-"""
+"""The runs of a folder, and which of them a job id or a path means."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
-from cluster_ddp.agent import chain_file
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
+from cluster_ddp.jobs import run_record
+from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.protocol import ASIDE, File
-from cluster_ddp.run_files import read_json, why
-from cluster_ddp.slurm.variables import job_label
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.job import Job
-from cluster_ddp.submission.packed import task_status
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
-    """One run directory."""
-
-    run_dir: Path
-    """As it was found."""
-    job: str = ""
-    """The id of its job as squeue shows it, 12 or 12_3; empty outside a job."""
-    name: str
-    """Name of the job; of a training that nobody submitted, that of its folder."""
-    runs_on: Literal["Slurm", "this machine"] | None = None
-    """What runs it, if known."""
-    cluster: str | None = None
-    """Name of its cluster, if sbatch gave one."""
-    values: Mapping[str, str] = field(default_factory=dict)
-    """An array task's values of the grid."""
-    began_s: float
-    """When it was submitted, or started; UNIX time."""
-    node_range: str = ""
-    """Of a job that takes what is free, the numbers of nodes: 2-8."""
-    ranks: int = 1
-    """Number of ranks, of such a job the largest; 1 if no submission made it."""
-    tasks: int = 1
-    """Number of tasks: ranks, or nodes under torchrun."""
-    chain: chain_file.Chain = field(default_factory=chain_file.Chain)
-    """The jobs of its chain (`submit --chain`); `job` is the first."""
-    packed: str = ""
-    """The job that holds it, if it is packed."""
-    is_whole_array: bool = False
-    """Whether it is the directory of a whole array, beside those of its tasks."""
-    problem: str = ""
-    """Why it can't be read; then nothing else is known but its directory."""
-
-    @property
-    def job_id(self) -> str:
-        """The job's id; for an array task the array's."""
-        return self.job.partition("_")[0]
-
-    @property
-    def is_submitted(self) -> bool:
-        """Whether a submission made it."""
-        return (self.run_dir / File.SPEC).exists()
-
-    @property
-    def scheduler(self) -> Slurm | ThisMachine:
-        """What knows its job."""
-        return ThisMachine() if self.runs_on == "this machine" else Slurm()
-
-    @property
-    def whole_name(self) -> str:
-        """The name of its run directory; for an array's task, that of the whole array's."""
-        return self.run_dir.name.removesuffix(self.job.removeprefix(self.job_id))
-
-    def is_locked(self) -> bool:
-        """Whether a training is writing to it now, as far as its lock file shows."""
-        try:
-            descriptor = os.open(self.run_dir / File.LOCK, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            return False
-        try:
-            # fcntl(2): l_type, l_whence, l_start, l_len, l_pid. The answer has F_UNLCK in l_type if nobody holds it.
-            asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            answer: bytes = fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)
-            return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
-
-
-def read(path: Path) -> RunRecord:
-    """Read what is known of a run directory.
-
-    Raises:
-        RunDirError: it is not one, or its spec.json or run.json can't be read.
-    """
-    if os.path.lexists(path / File.SPEC):
-        return _submitted(path, run_dirs.read(path))
-    asked = f"Reading the run directory {path}:"
-    if not is_run(path):
-        found = f"it has no {File.SPEC}, {File.RUN} or {File.LOCK} of a training, and no log of a task."
-        raise RunDirError(asked, found, "give a folder that a job or a training has made")
-    try:
-        topology = read_json(path / File.RUN).get("topology")
-    except FileNotFoundError:
-        topology = None
-    except (OSError, ValueError) as error:
-        found, hint = f"{File.RUN} can't be read: {why(error)}.", "give the directory of another run"
-        raise RunDirError(asked, found, hint) from error
-    ids = topology if isinstance(topology, dict) else {}
-    label = job_label(*map(ids.get, ("job_id", "array_job_id", "array_task_id"))) or _owner(path).get("job")
-    job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
-    name = path.resolve().name.removesuffix(f"-{job}")
-    began_s = _changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
-    return RunRecord(run_dir=path, job=job, name=name, runs_on="Slurm" if job else None, began_s=began_s)
 
 
 def in_folder(runs_dir: Path) -> list[RunRecord]:
     """Return the runs of a folder, in the order of submission. Whole arrays are passed over."""
     found = []
     for path in {path.parent for name in (File.SPEC, File.RUN, File.LOCK) for path in runs_dir.glob(f"*/{name}")}:
-        if path.is_symlink() or not is_run(path):
+        if path.is_symlink() or not run_record.is_run(path):
             continue
         try:
-            found.append(read(path))
+            found.append(run_record.read(path))
         except RunDirError as error:
-            found.append(RunRecord(run_dir=path, name=path.name, began_s=_changed_s(path), problem=error.found))
+            found.append(
+                RunRecord(run_dir=path, name=path.name, began_s=run_record.changed_s(path), problem=error.found)
+            )
     runs = [one for one in found if not one.is_whole_array]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
 
@@ -151,7 +45,7 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
         JobError: it is the id of several jobs that have not ended.
     """
     if Path(word).is_dir():
-        record = read(Path(word))
+        record = run_record.read(Path(word))
         if not record.is_whole_array:
             return [record]
         whole = Path(word).resolve()
@@ -174,7 +68,7 @@ def resumed(label: str, runs_dir: Path) -> RunRecord | None:
     """Return the run of a job (12, or 12_3) that `submit --resume` has resumed as another job since, if any."""
     if not run_dirs.is_label(label):
         return None
-    aside = {path.parent: _changed_s(path) for path in runs_dir.glob(f"*/{ASIDE.format(label)}")}
+    aside = {path.parent: run_record.changed_s(path) for path in runs_dir.glob(f"*/{ASIDE.format(label)}")}
     runs = [one for one in in_folder(runs_dir) if one.run_dir in aside and one.job and one.is_submitted]
     return max(runs, key=lambda one: aside[one.run_dir], default=None)
 
@@ -212,46 +106,3 @@ def _has_not_ended(label: str, record: RunRecord) -> bool:
         return not all(one.ended for one in record.scheduler.statuses(label, record.cluster, record.run_dir))
     except (SlurmError, RunDirError):  # forgotten, or not to be asked from here
         return False
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run directory: a submission made it, a training or the ranks of `launch` wrote to it."""
-    written = (File.SPEC, File.RUN, File.OUTCOME, File.TASK_LOG.format(0))
-    return any(os.path.lexists(path / name) for name in written) or "process" in _owner(path)
-
-
-def _owner(path: Path) -> dict[str, Any]:
-    """What the lock file says of the training that holds it; empty if nothing."""
-    try:
-        return read_json(path / File.LOCK)
-    except (OSError, ValueError):
-        return {}
-
-
-def _changed_s(path: Path) -> float:
-    with suppress(OSError):
-        return path.lstat().st_mtime
-    return 0.0
-
-
-def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
-    spec, values = record["spec"], record.get("values")
-    known = values.items() if isinstance(values, dict) else ()
-    counts = {name: spec.get(name) for name in ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task")}
-    least, most, gpus, each = (one if isinstance(one, int) and one > 0 else 1 for one in counts.values())
-    ranks = max(least, most) * (gpus // each)
-    return RunRecord(
-        run_dir=path,
-        job=record["job"],
-        name=spec["name"],
-        runs_on="Slurm" if run_dirs.is_on_slurm(path, record["job"]) else "this machine",
-        cluster=record["cluster"],
-        values={key: str(value) for key, value in known if isinstance(value, (str, int, float))},
-        began_s=record["submitted"],
-        node_range=f"{least}-{most}" if most > least else "",
-        ranks=ranks,
-        tasks=max(least, most) if spec.get("launcher") == "torchrun" else ranks,
-        chain=chain_file.read(path),
-        packed=task_status.holder(record),
-        is_whole_array=spec.get("array") is not None and "_" not in record["job"],
-    )

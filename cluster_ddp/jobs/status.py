@@ -11,7 +11,7 @@ from typing import Any
 from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import find_runs, run_info
-from cluster_ddp.jobs.find_runs import RunRecord
+from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.protocol import RESTART, File, Then
 from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons

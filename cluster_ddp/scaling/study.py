@@ -20,8 +20,9 @@ from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir
-from cluster_ddp.jobs import find_runs, run_info
-from cluster_ddp.jobs.find_runs import RunRecord, of_run
+from cluster_ddp.jobs import find_runs, run_info, run_record
+from cluster_ddp.jobs.find_runs import of_run
+from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.scaling.points import Measured, Point, measure
 from cluster_ddp.slurm.job_status import elapsed_s
@@ -147,7 +148,7 @@ def _seconds(job: Job, elapsed: str) -> float | None:
     if elapsed:
         return elapsed_s(elapsed)
     ended = run_info.outcome_of(job.run_dir)
-    return ended.time - find_runs.read(job.run_dir).began_s if ended is not None and ended.time else None
+    return ended.time - run_record.read(job.run_dir).began_s if ended is not None and ended.time else None
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import fields
 from typing import Any
 
-from cluster_ddp.agent.launch_options import node_range
+from cluster_ddp.agent.option_types import node_range
 from cluster_ddp.errors import HostlistError, counted
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission.validation import SET_ELSEWHERE, field_error
@@ -123,8 +123,8 @@ def check_pack(asked: Any, *, tasks: int) -> None:
         return
     if asked.array is None:
         raise field_error("pack", pack, "left out without an array", hint=f"--array 0-99 --pack {pack}")
-    for name, alone in (("nodes", 1), ("spare_nodes", 0)):
-        if (value := getattr(asked, name)) != alone:
+    for name, value, alone in (("nodes", asked.node_range, "1"), ("spare_nodes", asked.spare_nodes, 0)):
+        if value != alone:
             hint = f"leave out --{name.replace('_', '-')}; or leave out --pack: each task is then a job"
             raise field_error(name, value, f"{alone} with pack: the tasks of a job share one node", hint=hint)
     _check_shares(asked, tasks)

@@ -1,7 +1,9 @@
 """On the batch host, or on this machine without Slurm: from the start of a job's ranks to what follows from their end.
 
 launch_job      which of the two, and what has to be right before its ranks start
-slurm_job       a job of Slurm
+slurm_job       a job of Slurm, from its start to what follows from its end
+job_setup       what such a job starts with
+starts          the starts of its ranks
 local_job       a job on this machine
 srun_step       srun's command
 tasks           the tasks of a job of Slurm: their steps and their channel
@@ -9,8 +11,7 @@ task_reports    what the tasks have said
 pack            jobs that hold several tasks of an array
 restart         what follows a failure
 job_log         writes to the job's log, and reads its last lines
-requeue         the requeue of a job
-chain           where a job is not to be requeued: the next one, which waits for its end
+continuation    how a job continues after its end: its requeue, or the next job of its chain
 slurm_commands  runs Slurm's commands; its configuration
 shell_env       a job's environment: completed where a shell lacks some of it, cleaned of another job's
 job_times       when the job started and will end

@@ -6,68 +6,24 @@ import contextlib
 import os
 import shutil
 import signal
-import time
-from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import array_values, chain_file, launch_env, launch_options, outcome, rank_notes
-from cluster_ddp.agent.job import chain, job_log, job_times, requeue, slurm_commands, srun_step, tasks
-from cluster_ddp.agent.job.pack.task_limits import TaskLimits
-from cluster_ddp.agent.job.restart import decision, fence
-from cluster_ddp.agent.job.restart.decision import LOST, Verdict
+from cluster_ddp.agent import chain_file, rank_notes
+from cluster_ddp.agent.job import job_log, job_times, srun_step, tasks
+from cluster_ddp.agent.job.continuation import chain, requeue
+from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.restart.failures import History
-from cluster_ddp.agent.job.restart.recovery import Recovery
-from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.job.tasks import Tasks
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.job.starts import Starts
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.errors import ClusterDDPError, SpecError
-from cluster_ddp.protocol import RESTART, Env, File, Then
-from cluster_ddp.slurm.variables import Variables, node_name
+from cluster_ddp.errors import SpecError
+from cluster_ddp.protocol import RESTART, Then
 
 
-class Job:
-    """A job of Slurm, from one requeue to the next.
-
-    Args:
-        options: of the job.
-        env: the environment of the batch script, or of a shell of salloc, completed.
-        is_on_node: whether this process is on the job's first node, as a batch script is.
-
-    Raises:
-        ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
-    """
-
-    def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
-        self.label = Variables(env).job_label()
-        self.folder = launch_env.run_dir(options, self.label)
-        command = array_values.filled(options.command, options.grid, env)
-        if options.function:  # submitit's runner knows no chain
-            command = [word.replace("%j", self.label) for word in command]
-        self._next_job = options.next_job if options.chain is not None else None
-        self.options = options._replace(command=tuple(command), chain=None, next_job="")
-        self._queued_as = self.label if self._next_job is None else env["SLURM_JOB_ID"]
-        self.host, self.is_on_node = node_name(env), is_on_node
-        self.requeues = Variables(env).requeues()
-        self.size = launch_env.shape(options, env)
-        self.added = {
-            **launch_env.on_slurm(options, self.size, self.label),
-        }
-        self.added |= launch_env.of_start({**env, **self.added}, self.host, self.requeues)
-        """Variables that the tasks get beside those of the batch script."""
-        self.env = {**env, **self.added}
-        # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
-        self.records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
-        self.early: list[int] = []
-        """Signals that came before the ranks were started."""
-        self._script = os.getppid()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the batch script has ended, and so the job: only proctrack/cgroup ends this process with it."""
-        return os.getppid() != self._script
+class Job(JobSetup):
+    """A job of Slurm, from one requeue to the next."""
 
     def run(self) -> int:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status.
@@ -83,16 +39,14 @@ class Job:
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
-        limit_s = self.options.time_limit_s if self.options.packed else None
         with history.noting_the_end():
-            with rank_notes.folder() as folder:
-                with job_times.times_noted(self._queued_as, self.env, folder / "job-times", limit_s):
-                    _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
-                    self.env |= srun_step.staged(self.options, self.size, self.env)
-                    starts = Starts(self, Notes(folder), history)
-                    if self._next_job is not None:
-                        chain_file.note(self.records, self.env["SLURM_JOB_ID"], {"trains": True})
-                    ended = starts.run()
+            with rank_notes.folder() as folder, self._times_noted(folder / "job-times"):
+                _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
+                self.env |= srun_step.staged(self.options, self.size, self.env)
+                starts = Starts(self, Notes(folder), history)
+                if self.next_job is not None:
+                    chain_file.note(self.records, self.env["SLURM_JOB_ID"], {"trains": True})
+                ended = starts.run()
             srun_step.clean_up(self.options, self.env, ended.status)
             starts_again = self._starts_again(ended, starts)
         if not starts_again:
@@ -112,8 +66,8 @@ class Job:
             why = "Stopped in time"
         recovery = starts.recovery
         leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
-        if self._next_job is not None:
-            again = chain.end(self.records, self._next_job, self.env, why, leave, needed)
+        if self.next_job is not None:
+            again = chain.end(self.records, self.next_job, self.env, why, leave, needed)
             self.note(ended._replace(requeued=again))
             return again
         if why:
@@ -127,134 +81,9 @@ class Job:
         self.note(ended)
         return False
 
-    def note(self, ended: Outcome) -> None:
-        """Write how a start has ended."""
-        outcome.write(self.records, ended, shared=self.options.share)
-
-    def command(self) -> list[str]:
-        """Return the command that starts the tasks."""
-        return srun_step.srun(self.options, self.size, self.folder)
-
-
-class Starts:
-    """The starts of a job's ranks in its allocation: each begins, ends, is judged, and it is decided what follows."""
-
-    def __init__(self, job: Job, noted: Notes, history: History) -> None:
-        slurm, stays = slurm_commands.configuration(job.env), job.options.restarts > 0
-        least, _ = launch_options.node_range(job.options.nodes) if job.options.nodes else (0, 0)
-        has_nodes = stays and not job.options.packed  # the nodes are those of others, too
-        nodes = decision.of_job(job.env, job.options.spare_nodes, least) if has_nodes else decision.UNKNOWN
-        self._limits = TaskLimits(job.options, job.env, job.folder) if job.options.packed else None
-        self._job, self._slurm, self._history = job, slurm, history
-        is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK) and not job.options.packed
-        self._began_s = job_times.began_s(job.env) if is_ours else None  # another script may have done more
-        self.number = job.requeues + history.restarts
-        """Number of starts before this one."""
-        self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port)
-        prepare = self._prepare if nodes.spares or nodes.least else None
-        self._tasks = Tasks(
-            *(noted, job.env, slurm.srun_ports),
-            stays=stays,
-            note_gone=self.recovery.note_gone,
-            prepare=prepare,
-            limits=self._limits,
-        )
-        self.recovery.examine = self._tasks.examine
-        self._on, self._is_in_step = srun_step.On(self.recovery.nodes.training), False  # where the next one begins
-        self._left_logs: list[Path] = []  # of tasks that nobody can end
-
-    def run(self) -> Outcome:
-        """Start the ranks, again as often as they may be. Returns how the last start ended."""
-        with contextlib.closing(self._tasks):
-            # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
-            self._job.env[Env.CHANNEL] = f"{self._job.host if self._job.is_on_node else ''}:{self._tasks.port}"
-            if spares := self.recovery.nodes.spares:
-                env = srun_step.step_env(self._job.options, self._job.size, self._job.env, srun_step.On(spares))
-                self._tasks.watch(srun_step.spares(self._job.options, self._job.size, spares), env, spares)
-            while True:
-                self._begin()
-                self.status = self._tasks.wait()
-                ended = self._judge()
-                self.follows = self._decide(ended)
-                if self.follows.then != Then.RESTART:
-                    return ended
-                self._job.note(ended._replace(requeued=True))
-                self.number += 1
-
-    def _begin(self) -> None:
-        """Begin a start: in the step that runs, or in a new one."""
-        job, on, launcher = self._job, self._on, self._job.options.launcher
-        size = on.of(job.size)
-        self._reports = TaskReports(launcher, size.world_size, job.folder, tasks=size.tasks(launcher))
-        job.env |= self._of_start(on, self.number)
-        self._note_start(size.nodes)
-        if self._is_in_step:
-            self._tasks.again(self._reports, job.env)
-            return
-        if job.records is not None:
-            with contextlib.suppress(OSError):  # such as on a full disk
-                fence.take_over(job.records, job.env, logs=self._left_logs)
-        logs = srun_step.logs_of_tasks(job.options, job.folder)
-        if not self._tasks.start_waiting(on.nodes, job.env, self._reports, str(logs or "")):
-            self._tasks.start(*self._step(on, job.env), self._reports, job.early)
-        job.early.clear()
-
-    def _note_start(self, training: int) -> None:
-        """Note what the job has now, and how many of its nodes train."""
-        job, began_s = self._job, self._began_s or time.time()
-        nodes = len(self.recovery.nodes.allocated) or job.size.nodes + job.options.spare_nodes
-        has = {"nodes": nodes, "training": training, "gpus": job.size.gpus_per_node, "time": began_s}
-        self._history.note("start", job=job.label, requeue=job.requeues, start=self.number, **has)
-        self._began_s = None
-
-    def _prepare(self, silent: Sequence[str]) -> None:
-        """Let agents wait for the next start where it will be if silent nodes are lost."""
-        job, nodes = self._job, self.recovery.nodes
-        others = nodes.without(dict.fromkeys(silent, LOST))
-        if others is not None and others.training != self._on.nodes:
-            on = srun_step.On(others.training, is_beside=True)
-            with contextlib.suppress(OSError, ClusterDDPError):  # such as too many processes: the next start tells
-                env, mark = {**job.env, **self._of_start(on, self.number + 1)}, f"standby-{os.urandom(4).hex()}"
-                tasks = on.of(job.size).tasks(job.options.launcher)
-                self._tasks.stand_by(mark, *self._step(on, env, waits=mark), on.nodes, tasks)
-                where = f"the next start is prepared on {', '.join(on.nodes)}"
-                job_log.say(f"No answer from {', '.join(dict.fromkeys(silent))} for two seconds: {where}.")
-
-    def _of_start(self, on: srun_step.On, number: int) -> dict[str, str]:
-        """Return the variables of a start: of a range of nodes, each may have another number of ranks."""
-        job, size = self._job, on.of(self._job.size)
-        of_start = launch_env.of_start(job.env, on.nodes[0] if on.nodes else job.host, number)
-        return {**of_start, "WORLD_SIZE": str(size.world_size)}
-
-    def _step(self, on: srun_step.On, env: Mapping[str, str], *, waits: str = "") -> tuple[list[str], dict[str, str]]:
-        """Return srun's command, and its environment."""
-        job, doctor = self._job, self._job.options.doctor and not on.is_beside
-        ignored, stays = self._slurm.all_get_signals, self._tasks.stays
-        options = job.options._replace(doctor=doctor, ignore_warnings=ignored, stays=stays, waits=waits)
-        return srun_step.srun(options, job.size, job.folder, on), srun_step.step_env(options, job.size, env, on)
-
-    def _judge(self) -> Outcome:
-        """Say how a start has ended."""
-        ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status))
-        ended = ended._replace(lost_nodes=self.recovery.lost(self._reports) or ended.lost_nodes)
-        self._history.note("end", state=ended.state, saved=self._history.saved_s)
-        if self._limits is not None:
-            ended = self._limits.judged(ended)
-        job_log.show(ended, self._reports.log_of(ended.first), self._job.env)
-        return ended
-
-    def _decide(self, ended: Outcome) -> Verdict:
-        """Return what follows; end the step, unless the next start begins in it."""
-        follows = Verdict(Then.END)
-        if ended.state == "FAILED" and not self._job.is_over:
-            follows = self.recovery.after(ended, self.number, self._reports)
-        self._left_logs = self._reports.logs_of_gone()
-        training = self.recovery.nodes.training
-        self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and training == self._on.nodes
-        if not self._is_in_step:
-            self._tasks.end()
-        self._on = srun_step.On(training, is_beside=not self._job.options.packed)
-        return follows
+    def _times_noted(self, path: Path) -> AbstractContextManager[None]:
+        limit_s = self.options.time_limit_s if self.options.packed else None
+        return job_times.times_noted(self.queued_as, self.env, path, limit_s)
 
 
 def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import RunDirError, aligned, printable
-from cluster_ddp.jobs import find_runs, run_info
+from cluster_ddp.jobs import run_info, run_record
 from cluster_ddp.jobs.report import training_stats
 from cluster_ddp.jobs.report.summary import Report
 from cluster_ddp.jobs.report.training_stats import RESULTS
@@ -149,7 +149,7 @@ def _table(found: Sequence[Column]) -> list[str]:
 def best_line(run_dirs: Sequence[Path]) -> str:
     """Return which task of an array is the best, in words; empty if there are not two to compare."""
     with suppress(RunDirError):  # somebody has removed one
-        found = [find_runs.read(path) for path in run_dirs]
+        found = [run_record.read(path) for path in run_dirs]
         ranking = ranked([training_stats.read(path).results for path in run_dirs])
         if ranking.best is None or ranking.by is None:
             return ""

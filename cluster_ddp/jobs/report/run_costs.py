@@ -12,10 +12,10 @@ from typing import Any
 
 from cluster_ddp.errors import RunDirError, SpecError, aligned, counted, printable
 from cluster_ddp.jobs import find_runs
-from cluster_ddp.jobs.find_runs import RunRecord
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.report.cost import Cost
 from cluster_ddp.jobs.report.gpu_hours import KINDS
+from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.jobs.status import run_statuses
 
 _LINES = 50  # of more runs, only the newest have a line

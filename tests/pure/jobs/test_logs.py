@@ -12,7 +12,7 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.cli import cancel, logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
-from cluster_ddp.jobs import find_runs, watch
+from cluster_ddp.jobs import find_runs, run_record, watch
 from cluster_ddp.runtime.failure import hang_verdict
 from cluster_ddp.submission import job, planning, resume, submit_plan
 from cluster_ddp.submission.spec import JobSpec
@@ -81,7 +81,7 @@ def test_the_last_line_is_what_failed_first(capsys, fake_slurm: FakeSlurm, words
     logs.main(["12", *words])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.endswith(lost.strip()) or line == verdict][-1] == verdict
-    assert find_runs.of_run(find_runs.read(run_dir)).logs().endswith(f"{verdict}\n")
+    assert find_runs.of_run(run_record.read(run_dir)).logs().endswith(f"{verdict}\n")
 
 
 @pytest.mark.parametrize("as_well", [(), ("outcome.json",), ("run.json",)])

@@ -46,6 +46,7 @@ def test_the_jobs_have_what_their_tasks_need() -> None:
         ({"pack": None}, "--pack 4 --jobs 5"),
         ({"nodes": 2}, "leave out --nodes"),
         ({"spare_nodes": 1, "restarts": 1}, "leave out --spare-nodes"),
+        ({"max_nodes": 8}, "leave out --nodes"),
         ({"array": "0-99%4"}, "--array 0-99 --pack 4 --jobs 5: 20 at a time"),
         ({"jobs": 101}, "--jobs 25"),
         ({"jobs": 50}, "--pack 2"),

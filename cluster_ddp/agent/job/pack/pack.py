@@ -16,7 +16,8 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import array_values, launch_env, outcome
-from cluster_ddp.agent.job import job_log, job_times, requeue, srun_step
+from cluster_ddp.agent.job import job_log, job_times, srun_step
+from cluster_ddp.agent.job.continuation import requeue
 from cluster_ddp.agent.job.pack import packed_task, turns
 from cluster_ddp.agent.job.pack.turns import Turn
 from cluster_ddp.agent.launch_options import Options, words

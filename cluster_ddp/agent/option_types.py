@@ -1,0 +1,51 @@
+"""What the values of options are: numbers, a number of nodes or a range of them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+
+class Most(argparse.Action):
+    """Keeps the largest value of an option that has several names."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        """Take a value."""
+        setattr(namespace, self.dest, max(values, getattr(namespace, self.dest)))
+
+
+def count(text: str) -> int:
+    """Return an option's whole number of 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """Return both ends of a number of nodes, or of a range: 2-8.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError(f"{text!r} is not a range of nodes such as 2-8")
+    return least, most
+
+
+def one_range(text: str) -> str:
+    """Return an option's number of nodes, or range of them, as it is."""
+    try:
+        node_range(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def number(text: str) -> int:
+    """Return an option's whole number of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
