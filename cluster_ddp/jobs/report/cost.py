@@ -130,8 +130,9 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def now(status: RunStatus) -> Now:
-    """Return what the scheduler says of a run."""
-    return Now(job=status.job, state=status.state, elapsed=status.elapsed, requeues=status.requeues)
+    """Return what the scheduler says of a run. The records of a chain have the id of its first job."""
+    job = next(iter(status.chain), status.job)
+    return Now(job=job, state=status.state, elapsed=status.elapsed, requeues=status.requeues)
 
 
 def co2_g_per_kwh() -> float | None:

@@ -16,6 +16,7 @@ from made_runs import write_lines
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.report.cost import Cost
 from cluster_ddp.jobs.report.gpu_hours import Now
+from cluster_ddp.jobs.status import RunStatus
 
 # Two nodes with four GPUs each train, and a third one is spare. node1 is lost at 2000 s, and given back; the spare
 # takes its place. At 3000 s the batch host dies without a word: node2's last sample is from then. The job is requeued.
@@ -171,6 +172,14 @@ def test_energy_by_node_and_in_all_in_words(tmp_path: Path) -> None:
     assert cost.read(run_dir, Now(), co2_g_per_kwh=230.0).line == f"Cost: {words}"
     write_lines(run_dir / "usage-2.jsonl", [sample(10, {}, node="node11")])
     assert cost.read(run_dir, Now()).line == "", "that of a node is not known"
+
+
+def test_a_later_job_of_a_chain_is_the_one_that_runs(tmp_path: Path) -> None:
+    run_dir = make(tmp_path, allocations=ALLOCATIONS[:5])
+    status = RunStatus(job="15", name="c", state="RUNNING", requeues=1, chain=("12", "15"), run_dir=run_dir)
+    found = cost.read(run_dir, cost.now(status))
+    assert found.gpu_hours is not None
+    assert found.gpu_hours > 1000, "from 1970 until now"
 
 
 def test_the_sum_of_several(tmp_path: Path) -> None:
