@@ -37,6 +37,8 @@ _WORDS = {
     "launch_failed_requeued_held": "its last start failed. To release it: scontrol release",
     "job_requeued_in_held_state": "it was requeued and is held. To release it: scontrol release",
 }
+# A job that is cancelled while it waits keeps such a reason, which says nothing of its end.
+_OF_WAITING = ("Resources", "Priority", "Dependency", "BeginTime", "JobArrayTaskLimit")
 # By signal, reason or state. Signal 53 (0:53) is no signal of the system's: seen with 22.05.
 _ENDS = {
     "signal 53": (
@@ -97,7 +99,7 @@ def of_end(state: str, reason: str, signal: int) -> str:
     code = re.split(r"[:,(\s]", reason, maxsplit=1)[0]
     if signal:  # 22.05: also of a script that was killed, the reason is JobLaunchFailure
         return _ENDS.get(f"signal {signal}") or _ENDS.get(state, "")
-    return _ENDS.get(code) or _ENDS.get(state) or _WORDS.get(code, "")
+    return _ENDS.get(code) or _ENDS.get(state) or ("" if code in _OF_WAITING else _WORDS.get(code, ""))
 
 
 def _limit(code: str) -> str:

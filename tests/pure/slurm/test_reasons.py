@@ -39,6 +39,8 @@ def test_a_sentence_of_slurms_gets_its_cure_before_its_details() -> None:
     [
         ("FAILED", "NonZeroExitCode", 0, ""),
         ("CANCELLED", "None", 15, ""),
+        ("CANCELLED", "BeginTime", 0, ""),
+        ("CANCELLED", "DependencyNeverSatisfied", 0, "the job that it waits for has failed"),
         ("TIMEOUT", "TimeLimit", 0, ""),
         ("NODE_FAIL", "NodeDown", 0, "a node of the job is lost"),
         ("OUT_OF_MEMORY", "OutOfMemory", 9, "the kernel has killed"),
