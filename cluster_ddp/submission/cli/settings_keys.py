@@ -28,6 +28,8 @@ _COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "container_binds": {"container": "image.sif"},
     "spare_nodes": {"restarts": 1},
     "hang_restart_s": {"restarts": 1},
+    "pack": {"array": "0-9999"},
+    "jobs": {"pack": 1, "array": "0-9999"},
 }
 # Type of a value -> what it is in TOML, and how it looks.
 _LEGAL: Mapping[type, tuple[str, str]] = {

@@ -88,6 +88,11 @@ def test_values_are_as_a_job_takes_them(site: Site, text: str, value: Any) -> No
         JobSpec(**{"name": "x", "command": ("true",), **settings.values})
 
 
+def test_a_pack_for_arrays_of_the_command_line(site: Site) -> None:
+    site.project.write_text("pack = 4\njobs = 2\n")
+    assert site.load().values == {"pack": 4, "jobs": 2}
+
+
 def test_earlier_names_become_the_present_one(site: Site) -> None:
     site.project.write_text("requeue_elsewhere = 4\nspare_nodes = 1\n[p]\nrequeue_on_failure = 2\n")
     assert site.load().values == {"restarts": 4, "spare_nodes": 1}
