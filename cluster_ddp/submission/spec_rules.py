@@ -91,7 +91,7 @@ def _check_chain(asked: Any) -> None:
     if not asked.chain:
         return
     if asked.array is not None or asked.grid:
-        hint = "submit one job for each task, or leave --chain out: each task is requeued"
+        hint = "submit one job for each task, or --no-chain: each task is requeued"
         raise field_error("chain", True, "left out with an array", hint=hint)
     if asked.requeue or EXPEDITE in asked.sbatch_options:
         hint = "--requeue, where jobs may be requeued; else --chain --no-requeue"
@@ -125,7 +125,7 @@ def check_pack(asked: Any, *, tasks: int) -> None:
         raise field_error("pack", pack, "left out without an array", hint=f"--array 0-99 --pack {pack}")
     for name, value, alone in (("nodes", asked.node_range, "1"), ("spare_nodes", asked.spare_nodes, 0)):
         if value != alone:
-            hint = f"leave out --{name.replace('_', '-')}; or leave out --pack: each task is then a job"
+            hint = f"--{name.replace('_', '-')} {alone}; or leave out --pack: each task is then a job"
             raise field_error(name, value, f"{alone} with pack: the tasks of a job share one node", hint=hint)
     _check_shares(asked, tasks)
     if asked.mem is not None and not int(asked.mem.rstrip("KMGT")):

@@ -44,9 +44,9 @@ def test_the_jobs_have_what_their_tasks_need() -> None:
     [
         ({"array": None, "jobs": None}, "--array 0-99 --pack 4"),
         ({"pack": None}, "--pack 4 --jobs 5"),
-        ({"nodes": 2}, "leave out --nodes"),
-        ({"spare_nodes": 1, "restarts": 1}, "leave out --spare-nodes"),
-        ({"max_nodes": 8}, "leave out --nodes"),
+        ({"nodes": 2}, "--nodes 1"),
+        ({"spare_nodes": 1, "restarts": 1}, "--spare-nodes 0"),
+        ({"max_nodes": 8}, "--nodes 1"),
         ({"array": "0-99%4"}, "--array 0-99 --pack 4 --jobs 5: 20 at a time"),
         ({"jobs": 101}, "--jobs 25"),
         ({"jobs": 50}, "--pack 2"),

@@ -58,7 +58,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--chain --array 0-3 -- true",
         "A job with chain True",
         "chain must be left out with an array.",
-        "submit one job for each task, or leave --chain out: each task is requeued",
+        "submit one job for each task, or --no-chain: each task is requeued",
     ),
     (
         "--chain --requeue -- true",
