@@ -124,8 +124,9 @@ class Pack:
             self._note(task, Outcome(self._name(task), before.starts, "CANCELLED", 143))
             return
         turn = Turn(before.starts + 1, self._requeues, time.time())
-        turns.begin(folder, turn, shared=self._options.share)
-        env = packed_task.environment(self._env, self._at_a_time, self._numbers, task, before.starts)
+        is_noted = turns.begin(folder, turn, shared=self._options.share)
+        starts = before.starts if is_noted else max(before.starts, self._requeues)  # else they would never end
+        env = packed_task.environment(self._env, self._at_a_time, self._numbers, task, starts)
         command = [*agent(), "job", *words(packed_task.options(self._options, env, self._label))]
         try:
             pid = spawn(command, env, log=folder / File.JOB_LOG, default=_HELD)

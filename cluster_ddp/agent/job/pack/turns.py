@@ -32,10 +32,14 @@ NONE = Turn(0, 0, 0.0)
 """Of a task that has not been started."""
 
 
-def begin(folder: Path, turn: Turn, *, shared: bool) -> None:
-    """Note a start. On a full disk it stays unnoted."""
-    with contextlib.suppress(OSError), atomic_write(folder / File.PACKED, shared=shared) as file:
-        file.write(json.dumps(turn._asdict()).encode() + b"\n")
+def begin(folder: Path, turn: Turn, *, shared: bool) -> bool:
+    """Note a start. Returns whether it is noted: the disk may be full."""
+    try:
+        with atomic_write(folder / File.PACKED, shared=shared) as file:
+            file.write(json.dumps(turn._asdict()).encode() + b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def last(folder: Path) -> Turn:

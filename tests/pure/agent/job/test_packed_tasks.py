@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent import outcome
-from cluster_ddp.agent.job.pack import packed_task, turns
+from cluster_ddp.agent.job.pack import pack, packed_task, turns
 from cluster_ddp.agent.job.pack.task_limits import TaskLimits
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
@@ -108,3 +108,17 @@ def test_a_limit_counts_from_the_first_rank_on(tmp_path: Path, monkeypatch: pyte
     ended = Outcome("2_7", 0, "FAILED", 143)
     assert limits.judged(ended).state == "TIMEOUT"
     assert limits.judged(ended._replace(state="COMPLETED", status=0)).state == "COMPLETED"
+
+
+def test_a_task_whose_starts_cannot_be_noted_is_not_started_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as on a full disk: --max-requeues then counts Slurm's requeues of the job."""
+    given = list[str]()
+    monkeypatch.setattr(pack, "spawn", lambda command, env, **more: given.append(env["SLURM_RESTART_COUNT"]) or 77)
+    options = Options(command=("x",), pack=4, jobs=3, array="0-70", run_dir=f"{tmp_path}/%j")
+    for number, is_noted in ((1, True), (4, False)):
+        folder = tmp_path / f"2_{number}" / ("" if is_noted else "packed.json")
+        folder.mkdir(parents=True)
+        pack.Pack(options, OF_JOB)._start(number)
+    assert given == ["0", "5"]
