@@ -7,9 +7,11 @@ says when the training itself began in these starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +79,32 @@ class _Allocation:
         """When it began."""
         return self.had[0][0]
 
+    def add(self, at: float, nodes: int, training: int) -> None:
+        """Note what it had from then on; by a clock that was set back, from the change before on."""
+        self.had.append((max([at, *(before for before, *_ in self.had[-1:])]), nodes, training))
+
     def hours(self, since: float, until: float, count: Callable[[int, int], int]) -> float:
         """Return the GPU hours of so many nodes in a stretch of time; `count` takes all, and those that train."""
-        ends = [*(at for at, *_ in self.had[1:]), float("inf")]
-        pieces = ((min(end, until) - max(at, since), count(*nodes)) for (at, *nodes), end in zip(self.had, ends))
-        return sum(max(0.0, seconds) * nodes for seconds, nodes in pieces) * (self.gpus or 0) / 3600
+        return sum(seconds * count(*nodes) for seconds, nodes in self._pieces(since, until)) * (self.gpus or 0) / 3600
+
+    def _pieces(self, since: float, until: float) -> Iterator[tuple[float, tuple[int, int]]]:
+        """Yield for how many seconds of a stretch it had which numbers of nodes."""
+        first = max(0, bisect_right(self.had, (since, float("inf"))) - 1)
+        for at in range(first, len(self.had)):
+            began, *nodes = self.had[at]
+            if began >= until:
+                return
+            end = self.had[at + 1][0] if at + 1 < len(self.had) else until
+            yield max(0.0, min(end, until) - max(began, since)), (nodes[0], nodes[1])
 
 
 def read(run_dir: Path, now: Now, training: Training) -> tuple[float | None, dict[str, float]]:
     """Return the GPU hours of a run, None if unknown, and what was lost of them by kind, as far as it is known."""
-    found = _allocations(run_dir)
+    found, signs = _allocations(run_dir), _SignsOfLife(run_dir)
     is_now = bool(found) and now.job in ("", found[-1].key[0]) and now.requeues in (None, found[-1].key[1])
     for one, after in zip(found, [*found[1:], None]):
         if one.over is None:
-            one.over = _over(one, run_dir, now if after is None and is_now else Now(), after)
+            one.over = _over(one, signs, now if after is None and is_now else Now(), after)
         for start, then in zip(one.starts, [*(start.since for start in one.starts[1:]), one.over]):
             start.until = then if start.until is None else start.until
     if not found or any(one.gpus is None or one.over is None for one in found):
@@ -131,7 +145,7 @@ def _allocations(run_dir: Path) -> list[_Allocation]:
                 at = max(at, (found[-1].over or at) if found else at)  # a batch script may launch several times
                 found.append(_Allocation(key=key, gpus=gpus if _is_count(gpus) else None))
             found[-1].starts.append(_Ranks(since=at))
-            found[-1].had.append((at, record["nodes"], record["training"]))
+            found[-1].add(at, record["nodes"], record["training"])
         elif found and found[-1].over is None:
             _add_change(found[-1], record, at)
     return found
@@ -144,24 +158,39 @@ def _is_count(value: object) -> bool:
 def _add_change(one: _Allocation, record: Mapping[str, Any], at: float) -> None:
     kind, start = record.get("kind"), one.starts[-1]
     if kind == "nodes" and _is_count(record.get("nodes")):
-        one.had.append((at, record["nodes"], one.had[-1][2]))
+        one.add(at, record["nodes"], one.had[-1][2])
     if kind in ("end", "over") and start.until is None:
         start.until, start.is_noted, start.state = at, True, record.get("state")
         start.saved = number(record.get("saved")) or 0.0
     if kind == "over":
-        one.over = at
+        one.over = max(at, one.since)
 
 
-def _over(one: _Allocation, run_dir: Path, now: Now, after: _Allocation | None) -> float | None:
+class _SignsOfLife:
+    """When a run directory was written to, as its records say: read once, and only if an end is not noted."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    @cached_property
+    def _times(self) -> list[float]:
+        samples, noted = usage.records(self._run_dir, last_bytes=_SAMPLES), json_lines(self._run_dir / File.STARTS)
+        times = (number(record.get("time")) for records in (samples, noted) for record in records)
+        return sorted(at for at in times if at is not None)
+
+    def last(self, since: float, before: float) -> float | None:
+        """Return the last one in a stretch of time; None without one."""
+        count = bisect_left(self._times, before)
+        return self._times[count - 1] if count and self._times[count - 1] >= since else None
+
+
+def _over(one: _Allocation, signs: _SignsOfLife, now: Now, after: _Allocation | None) -> float | None:
     """When an allocation ended whose agent was killed or lost, or until when it has lasted; None if unknown."""
     if now.state in _ALIVE:
         return time.time()
     if now.state in FINAL_STATES and now.elapsed:
         return one.since + elapsed_s(now.elapsed)
-    before = float("inf") if after is None else after.since
-    samples, noted = usage.records(run_dir, last_bytes=_SAMPLES), json_lines(run_dir / File.STARTS)
-    seen = (number(record.get("time")) for records in (samples, noted) for record in records)
-    return max((at for at in seen if at is not None and one.starts[-1].since <= at < before), default=None)
+    return signs.last(one.starts[-1].since, float("inf") if after is None else after.since)
 
 
 class _Saved:
@@ -169,7 +198,7 @@ class _Saved:
 
     def __init__(self, run_dir: Path) -> None:
         ends = (one for one in json_lines(run_dir / File.STARTS) if one.get("kind") == "end" and one.get("saved"))
-        self._ends = [number(one.get("time")) or 0.0 for one in ends]
+        self._ends = sorted(number(one.get("time")) or 0.0 for one in ends)
         self.newest = 0.0
         """When the newest checkpoint was saved."""
         with suppress(OSError):
@@ -177,7 +206,7 @@ class _Saved:
 
     def between(self, since: float, until: float) -> bool:
         """Whether it has ended there with a checkpoint of all."""
-        return any(since <= at < until for at in self._ends)
+        return bisect_left(self._ends, since) < bisect_left(self._ends, until)
 
 
 def _lost(
@@ -185,11 +214,12 @@ def _lost(
 ) -> dict[str, float | None]:
     """The GPU hours until the training began, and those of steps that were lost; None if one is unknown."""
     waited, lost = 0.0, list[float | None]()
+    times = sorted((each.time, at) for at, each in enumerate(training.starts))
     for one in found:
         since = one.since
         for start in one.starts:
             until = start.until or start.since
-            trained = [at for at, each in enumerate(training.starts) if start.since <= each.time < until]
+            trained = sorted(at for _, at in times[bisect_left(times, (start.since,)) : bisect_left(times, (until,))])
             waited += one.hours(since, training.starts[trained[0]].time if trained else until, _training)
             since = until
             for at in trained:

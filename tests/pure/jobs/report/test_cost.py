@@ -138,6 +138,25 @@ def test_an_allocation_whose_end_nobody_has_noted(
     )
 
 
+def test_a_clock_that_was_set_back_takes_nothing_from_the_sum(tmp_path: Path) -> None:
+    began, over = ALLOCATIONS[4], ALLOCATIONS[6]
+    first = [{**began, "requeue": 0, "time": 1000}, {**over, "time": 1100}]
+    back = [{**began, "time": 1050}, {**over, "time": 1000}]
+    found = seconds(cost.read(make(tmp_path, allocations=[*first, *back], starts=()), Now()))
+    assert found == (12 * 100, {"spares": 4 * 100, "saves": 8 * 20})
+
+
+def test_the_time_for_reading_does_not_grow_with_the_square_of_the_records(tmp_path: Path) -> None:
+    """Others may have written them. And each start whose end is not noted looks for its last sign of life."""
+    numbers = range(3000)
+    allocations = [{**ALLOCATIONS[0], "time": 1000 + at, "requeue": at // 2} for at in numbers]
+    run_dir = make(tmp_path, allocations=allocations, starts=[{**STARTS[0], "time": 1000 + at} for at in numbers])
+    write_lines(run_dir / "usage-0.jsonl", [sample(1000 + at) for at in numbers])
+    began = time.process_time()
+    assert seconds(cost.read(run_dir, Now()))[0] == 12 * 1500
+    assert time.process_time() - began < 2
+
+
 JOULES = {"energy_j": 1.8e6}
 
 
