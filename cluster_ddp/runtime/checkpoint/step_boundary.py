@@ -49,7 +49,8 @@ class StepBoundary:
 
     def after_step(self) -> None:
         """Count a step. Save if a save is due, and stop if the job has to."""
-        for shard in self._state.shards:
+        shards = self._state.shards  # others may be in an evaluation
+        for shard in [shard for shard in shards if shard.is_accumulated] or shards:
             shard.check_step(told=self.world.is_main)
         self.times.begin()
         self._state.steps += 1

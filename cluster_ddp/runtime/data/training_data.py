@@ -30,6 +30,8 @@ class TrainingData(ABC):
         """Called after the last batch of a pass, before the loop ends."""
         self._update_start = self._update_samples = 0  # of the epoch, before this update; of it, on all ranks
         self._is_weighted, self._has_told = True, False
+        self.is_accumulated = False
+        """Whether `World.accumulate` has had a batch of it."""
         self._seen_before = 0
         self.began_s = 0.0
         """When this pass began, on the clock of time.monotonic(); 0 before the first."""
