@@ -138,6 +138,8 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
 def _read(job_id: str, exit_status: str, submitted: str, comment: str = "", **others: Any) -> JobStatus:
     """Return a status, made from Slurm's texts."""
     (exit_code, signal), comment = _exit_status(exit_status), "" if comment == "(null)" else comment
+    if not re.fullmatch(r"(\d+-)?\d\d:\d\d:\d\d", others["elapsed"], re.ASCII):
+        others["elapsed"] = ""  # INVALID where a clock was set back
     others |= {"exit_code": exit_code, "signal": signal, "submitted_s": _unix_s(submitted), "comment": comment}
     return JobStatus(job_id=int(job_id), **others)
 

@@ -96,6 +96,12 @@ def test_job_statuses_are_read_from_scontrol(fake) -> None:
     )
 
 
+def test_a_run_time_that_makes_no_sense_is_unknown(fake) -> None:
+    """Slurm writes INVALID where the job began later than now, by a clock that was set back."""
+    fake("scontrol", "echo 'JobId=7 JobName=x UserId=u JobState=RUNNING RunTime=INVALID'")
+    assert [status.elapsed for status in job_status.job_statuses(7)] == [""]
+
+
 def test_words_of_users_are_no_records_and_no_states(fake) -> None:
     """As 22.05 shows a job whose comment and name were given with line breaks, and 26.05 its command."""
     record = (
