@@ -61,7 +61,7 @@ class History:
     """
 
     def __init__(self, run_dir: Path | None, *, is_first: bool, shared: bool = False) -> None:
-        self._run_dir, self._shared = run_dir, shared
+        self._run_dir, self._shared, self._has_begun = run_dir, shared, False
         if run_dir is not None and is_first:
             for name in (File.SICK_NODES, File.FAILURES):
                 with contextlib.suppress(OSError):
@@ -81,11 +81,13 @@ class History:
 
     def note(self, kind: str, **values: Any) -> None:
         """Append a record to allocations.jsonl: what the job has of the cluster from now on, or from its `time` on."""
+        self._has_begun = self._has_begun or kind == "start"
         self._append(File.ALLOCATIONS, {"kind": kind, "time": round(time.time(), 3), **values})
 
     def note_over(self) -> None:
-        """Note that the job has nothing from now on."""
-        self.note("over", saved=self.saved_s)
+        """Note that the job has nothing from now on; without a start before, the end would be that of another job."""
+        if self._has_begun:
+            self.note("over", saved=self.saved_s)
 
     @contextlib.contextmanager
     def noting_the_end(self) -> Iterator[None]:

@@ -51,6 +51,9 @@ def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
     (run_dir / File.PROGRESS).write_text("step-1.pt")
     os.utime(run_dir / File.PROGRESS, (7.5, 7.5))
     with pytest.raises(KeyError), second.noting_the_end():
+        raise KeyError  # before it started any ranks: the first one may have been killed long ago
+    assert len((run_dir / File.ALLOCATIONS).read_text().splitlines()) == 1
+    with pytest.raises(KeyError), first.noting_the_end():
         raise KeyError
     noted = [json.loads(line) for line in (run_dir / File.ALLOCATIONS).read_text().splitlines()]
     assert noted[0] == {"kind": "start", "nodes": 2, "time": 5.0}
