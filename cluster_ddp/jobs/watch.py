@@ -95,8 +95,9 @@ def _show_cost(jobs: Sequence[Job], show: Callable[[str], None]) -> None:
 
     site = cost.co2_g_per_kwh()
     costs = [cost.read(job.run_dir, gpu_hours.Now(job=job.id), co2_g_per_kwh=site) for job in jobs]
-    if line := cost.total(costs).line:
-        show(line)
+    known = [one for one in costs if one.line]
+    if line := cost.total(known, partly=False).line:
+        show(line + (f". Known of {len(known)} of {len(costs)} tasks" if len(known) < len(costs) else ""))
 
 
 class BottomLine:

@@ -110,23 +110,24 @@ def of(
     )
 
 
-def total(costs: Sequence[Cost]) -> Cost:
-    """Return the sum of what is known of several runs."""
-    lost = {kind: _sum(one.lost_gpu_hours.get(kind) for one in costs) for kind in KINDS}
+def total(costs: Sequence[Cost], *, partly: bool = True) -> Cost:
+    """Return the sum of several runs: of what is known, or of the figures that are known of all (not `partly`)."""
+
+    def added(values: Iterable[float | None]) -> float | None:
+        every = list(values)
+        known = [value for value in every if value is not None]
+        return sum(known) if known and (partly or len(known) == len(every)) else None
+
+    lost = {kind: added(one.lost_gpu_hours.get(kind) for one in costs) for kind in KINDS}
     return Cost(
-        gpu_hours=_sum(one.gpu_hours for one in costs),
-        kept_gpu_hours=_sum(one.kept_gpu_hours for one in costs),
+        gpu_hours=added(one.gpu_hours for one in costs),
+        kept_gpu_hours=added(one.kept_gpu_hours for one in costs),
         lost_gpu_hours={kind: hours for kind, hours in lost.items() if hours is not None},
-        energy_kwh=_sum(one.energy_kwh for one in costs),
+        energy_kwh=added(one.energy_kwh for one in costs),
         energy_kwh_by_node=costs[0].energy_kwh_by_node if len(costs) == 1 else {},
         shared_gpus=any(one.shared_gpus for one in costs),
-        co2_kg=_sum(one.co2_kg for one in costs),
+        co2_kg=added(one.co2_kg for one in costs),
     )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def now(status: RunStatus) -> Now:
@@ -139,7 +140,7 @@ def co2_g_per_kwh() -> float | None:
     """Return how much CO2 a kWh makes, as cluster.toml says for this folder; None if it does not, or can't be used."""
     from cluster_ddp.submission.cli import settings_files
 
-    with suppress(ProfileError):  # a submission says what is wrong with it
+    with suppress(ProfileError, OSError):  # a submission says what is wrong with it; this folder may be gone
         found: float | None = settings_files.load(None, folder=Path.cwd(), env=os.environ).values.get("co2_g_per_kwh")
         return found
     return None

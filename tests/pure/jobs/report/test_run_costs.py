@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import time
@@ -13,7 +14,8 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.cli import report, status
 from cluster_ddp.jobs import watch
-from cluster_ddp.jobs.report import run_costs
+from cluster_ddp.jobs.report import cost, run_costs
+from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.job import Job
 
@@ -125,3 +127,31 @@ def test_status_as_json_has_it_too_and_the_last_line_of_watch(
     assert watch.on_terminal([job], if_left="") == 5
     line = "Cost: 8 GPU hours, 5.8 kept (lost: starts 2, saves 0.2); 2 kWh of the GPUs alone"
     assert capsys.readouterr().out == f"{line}\n"
+
+
+def test_the_last_line_of_watch_says_of_how_many_tasks_the_cost_is_known(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "follow", lambda jobs, **options: 0)
+    write_lines(runs / "fit-7" / "starts.jsonl", [])  # a script without a Checkpointer: what was kept is not known
+    jobs = [
+        Job(id=name, run_dir=runs / f"fit-{name}", tasks=4, ranks=4, cluster=None, scheduler=Slurm())
+        for name in ("7", "8", "9", "never-started")
+    ]
+    watch.on_terminal(jobs, if_left="")
+    said = capsys.readouterr().out
+    assert said == "Cost: 16 GPU hours (lost: saves 0.4). Known of 2 of 4 tasks\n"  # not the energy of one of them
+
+
+def test_a_folder_that_is_gone_costs_no_more_than_the_co2(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cost.co2_g_per_kwh() is None
+
+
+def test_a_chain_that_runs_is_known_by_its_first_job() -> None:
+    running = RunStatus(job="15", name="fit", state="RUNNING", requeues=1, chain=("12", "15"))
+    assert cost.now(running).job == "12" and cost.now(dataclasses.replace(running, chain=())).job == "15"
