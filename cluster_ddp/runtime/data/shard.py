@@ -219,8 +219,8 @@ class Shard(TrainingData):
     @property
     def loss_scale(self) -> float:
         """Multiply this batch's mean loss by it to weight all samples of the update, on all ranks, equally."""
-        start, stop = self._batch
-        return len(range(start + self.batches.rank, stop, self._world_size)) / self.mean_batch
+        self.check_begun("loss_scale")
+        return len(range(self._batch[0] + self.batches.rank, self._batch[1], self._world_size)) / self.mean_batch
 
     @property
     def is_at_end(self) -> bool:

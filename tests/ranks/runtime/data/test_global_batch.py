@@ -106,6 +106,8 @@ def test_another_number_of_ranks_makes_the_other_updates(
 
 def test_amid_an_update_the_place_is_the_end_of_the_one_before() -> None:
     (shard,) = shards(50, 20, 8, 1)
+    with pytest.raises(DataError, match="no batch was taken yet"):
+        _ = shard.loss_scale
     places = [(shard.place()["step"], shard.place()["seen"], shard.progress) for _ in shard]
     assert places[:6] == [(0, 0, 0), (0, 0, 0), (1, 20, 0), (1, 20, 0.4), (2, 35, 0.4), (2, 35, 0.7)]
     assert places[6:] == [(3, 50, 0.7)] and shard.is_at_end
