@@ -65,7 +65,8 @@ def _cancel(word: str, runs_dir: Path) -> str:
     else:  # one command for a whole array
         first.scheduler.cancel(found[0].job_id, first.cluster, first.run_dir)
         ids = f"{first.id} to {running[-1].id}"
-    return printable(f"Cancelled job {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}")
+    what = "task" if len(running) == 1 and found[0].packed else "job"
+    return printable(f"Cancelled {what} {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}")
 
 
 def _has_ended(word: str, state: str) -> JobError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.errors import SpecError, exit_on_error, nearest
+from cluster_ddp.errors import ClusterDDPError, SpecError, exit_on_error, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -101,11 +101,18 @@ def _function(words: str) -> Callable[[], Any]:
     if path.suffix == ".py" and not path.is_file():
         raise SpecError(asked, f"there is no file {place} in {Path.cwd()}.", "name the file that defines the model")
     sys.path.insert(0, str(path.resolve().parent) if path.suffix == ".py" else str(Path.cwd()))
+    from cluster_ddp.runtime import distributed  # torch
+
     try:
+        distributed.may_join = False
         module = importlib.import_module(path.stem if path.suffix == ".py" else place)
+    except ClusterDDPError:
+        raise
     except Exception as error:
         hint = 'only define things at the top level; train under: if __name__ == "__main__":'
         raise SpecError(f"Importing {place}:", _shown(error), hint) from error
+    finally:
+        distributed.may_join = True
     found: Callable[[], Any] | None = getattr(module, name, None)
     if not callable(found):
         legal = [one for one in vars(module) if callable(getattr(module, one)) and not one.startswith("_")]

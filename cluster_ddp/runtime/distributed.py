@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from cluster_ddp.agent import rank_notes
+from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
@@ -35,6 +36,9 @@ from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
+may_join = True
+"""False while a script is only imported, to look at its model."""
+
 
 @contextmanager
 def distributed(
@@ -54,10 +58,10 @@ def distributed(
         deterministic: the same bits in every run on the same machines (NCCL chooses its algorithms by them, too).
         rendezvous_timeout_s: seconds to wait for all ranks.
         collective_timeout_s: seconds to wait for others in a collective; then ranks name the missing ones and end.
-        hang_warning_s: seconds without a step until the ranks say where they are; 0 for never. It ends nothing, unless
-            the job has `--hang-restart-s`.
+        hang_warning_s: seconds without a step until ranks say where they are; 0: never. `--hang-restart-s` ends them.
 
     Raises:
+        SpecError: `cluster-ddp memory` imports the script, which trains at its top level.
         TopologyError, HostlistError: the environment contradicts itself, or its node list can't be read.
         RendezvousError: ranks are missing, or rank 0 can't be found or can't serve them.
         DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or only some ranks have one.
@@ -81,6 +85,9 @@ def distributed(
 
 def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
     """Start to report failures and to record signals. Also returns this rank's place."""
+    if not may_join:
+        found = "it is only imported now, and at its top level it trains."
+        raise SpecError("Looking at the model of a script:", found, 'train under: if __name__ == "__main__":')
     stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
     reporter = FailureReporter()
     reporter.install()

@@ -82,7 +82,9 @@ class Cost:
 
 
 def figure(value: float) -> str:
-    """Return a number with three digits."""
+    """Return a number with three digits; one that is very small only as that."""
+    if 0 < value < 0.0001:
+        return "<0.0001"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

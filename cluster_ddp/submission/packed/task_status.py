@@ -89,7 +89,7 @@ def of_task(place: Path, label: str, job: JobStatus) -> JobStatus:
     if has_begun:
         return dataclasses.replace(task, state=job.state, elapsed=_elapsed(time.time() - turn.time))
     return dataclasses.replace(
-        task, state="PENDING", reason=f"its turn in job {label.partition('_')[0]}_{job.array_task}"
+        task, state="PENDING", reason=f"its turn in Slurm's job {label.partition('_')[0]}_{job.array_task}"
     )
 
 

@@ -84,10 +84,10 @@ CANCELLED = dataclasses.replace(RUNNING, state="CANCELLED", signal=15)
     ("job", "starts", "at_requeue", "ended", "state", "reason"),
     [
         (PENDING, 0, 0, None, "PENDING", "Resources"),
-        (RUNNING, 0, 0, None, "PENDING", "its turn in job 12_1"),
+        (RUNNING, 0, 0, None, "PENDING", "its turn in Slurm's job 12_1"),
         (RUNNING, 1, 1, None, "RUNNING", "None"),
-        (RUNNING, 1, 0, None, "PENDING", "its turn in job 12_1"),
-        (RUNNING, 1, 1, ("STOPPED", True), "PENDING", "its turn in job 12_1"),
+        (RUNNING, 1, 0, None, "PENDING", "its turn in Slurm's job 12_1"),
+        (RUNNING, 1, 1, ("STOPPED", True), "PENDING", "its turn in Slurm's job 12_1"),
         (RUNNING, 1, 1, ("FAILED", True), "RUNNING", "None"),
         (RUNNING, 1, 0, ("COMPLETED", False), "COMPLETED", "None"),
         (CANCELLED, 1, 1, ("COMPLETED", False), "COMPLETED", "None"),

@@ -117,7 +117,7 @@ def test_each_task_of_a_packed_job_ends_alone(slurm: Cluster, tmp_path: Path) ->
     run.wait_for_ends(1)
     begun = run.status()
     assert [begun[task]["state"] for task in (0, 1, 4)] == ["RUNNING", "FAILED", "PENDING"]
-    assert "killed by SIGKILL" in begun[1]["failure"] and "its turn in job" in begun[4]["reason"]
+    assert "killed by SIGKILL" in begun[1]["failure"] and "its turn in Slurm's job" in begun[4]["reason"]
     run.verb("cancel", str(run.path(0)))
     run.wait_for_ends(*range(5))
     job = run.end_of_job()

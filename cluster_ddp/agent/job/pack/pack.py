@@ -32,6 +32,7 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _HELD = (*_PASSED_ON, signal.SIGTERM, signal.SIGCHLD)
 _LONGEST_WAIT_S = 3600.0
 _TERM_S = 2.0
+_NAMED = 5  # of the tasks that failed
 
 
 class Pack:
@@ -79,15 +80,17 @@ class Pack:
             signal.signal(number, signal.SIG_IGN)  # what comes now has nobody to go to
         signals.let_come(_HELD)
         left = [task for task in self._tasks if not self._is_done(task)]
-        statuses = [ended.status for task in self._tasks if (ended := self._final(task)) is not None and ended.status]
-        status = EXIT_STOPPED if left else statuses[0] if statuses else 0
+        failed = {task: ended.status for task in self._tasks if (ended := self._final(task)) and _has_failed(ended)}
+        status = EXIT_STOPPED if left else next(iter(failed.values()), 0)
         srun_step.clean_up(self._options, self._env, status)
         if left and is_over:
             job_log.say(requeue.SCRIPT_ENDED)
         elif left:
             requeue.ask_for(self._label, f"{counted(len(left), 'task')} left", self._requeues + 1, self._env)
-        if statuses:
-            job_log.say(f"error: {counted(len(statuses), 'task')} of {len(self._tasks)} failed.")
+        if failed:
+            names = ", ".join(f"{self._name(task)} (status {code})" for task, code in [*failed.items()][:_NAMED])
+            more = ", …" if len(failed) > _NAMED else ""
+            job_log.say(f"error: {counted(len(failed), 'task')} of {len(self._tasks)} failed: {names}{more}.")
         return status
 
     def _folder(self, task: int) -> Path:
@@ -184,3 +187,8 @@ class Pack:
         for pid in processes.children(os.getpid()):
             if pid not in self._running:
                 signals.send(pid, signal.SIGTERM)
+
+
+def _has_failed(ended: Outcome) -> bool:
+    """Whether a task has failed: one that somebody has cancelled has not."""
+    return bool(ended.status) and ended.state != "CANCELLED"

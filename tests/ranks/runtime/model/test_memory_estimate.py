@@ -147,6 +147,7 @@ def test_the_command_says_what_fits(
         (["small_net.py:built", "--gpus", "4", "--gpu-gb", "80"], "Did you mean build?"),
         (["small_net.py:with_size", "--gpus", "4", "--gpu-gb", "80"], "missing 1 required positional argument"),
         (["small_net.py:size", "--gpus", "4", "--gpu-gb", "80"], "it returned int"),
+        (["trains.py:build", "--gpus", "4", "--gpu-gb", "80"], "at its top level it trains"),
         (["small_net.py:build", "--gpus", "4"], "Slurm does not say how much memory a GPU has"),
         (["small_net.py:build", "--gpu-gb", "80"], "--gpus 8"),
     ],
@@ -159,9 +160,13 @@ def test_the_command_says_what_it_lacks(
     monkeypatch.delitem(sys.modules, "small_net", raising=False)
     text = "def build():\n    pass\ndef with_size(size):\n    pass\ndef size():\n    return 1\n"
     (tmp_path / "small_net.py").write_text(text)
+    (tmp_path / "trains.py").write_text(
+        "import cluster_ddp\nwith cluster_ddp.distributed() as world:\n    print('trained')\n"
+    )
     with pytest.raises(SystemExit):
         memory.main(words)
-    assert said in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert said in shown.err and not shown.out
 
 
 @pytest.mark.parametrize(
