@@ -87,7 +87,7 @@ class Job:
         out: IO[str] | int = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
         """Start an agent, which asks for a requeue. `setup`: Python."""
-        asked, root = {"leave": leave, "nodes": nodes, "needed": needed}, str(Path(requeue.__file__).parents[3])
+        asked, root = {"leave": leave, "nodes": nodes, "needed": needed}, str(Path(requeue.__file__).parents[4])
         given = {"asked": asked, "setup": setup}
         words = [sys.executable, "-I", "-S", "-c", AGENT, json.dumps([root]), json.dumps(given)]
         return subprocess.Popen(words, env=self.env(**env), stdout=out, stderr=subprocess.STDOUT, text=True)
