@@ -87,7 +87,7 @@ class Job(JobSetup):
 
 
 def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:
-    """TERM ends this process as it did before, but removes a folder first, and notes the end.
+    """TERM ends this process as it did before, but first removes a folder, and notes the end.
 
     `ranks_too`: srun gets TERM, too, and kills the ranks. Of a batch job Slurm itself ends them, and gives them more
     time; an allocation of salloc continues.
@@ -97,8 +97,8 @@ def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:
         for child in processes.children(os.getpid()) if ranks_too else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, number)
-        history.note_over()
         shutil.rmtree(folder, ignore_errors=True)
+        history.note_over()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
