@@ -26,6 +26,7 @@ from ranks import run_ranks
 import cluster_ddp
 from cluster_ddp.__main__ import VERBS
 from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.protocol import Env
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.cli import settings_files
 from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
@@ -214,6 +215,9 @@ def check(words: list[str]) -> None:
     """Fail if a command names what is not there."""
     if words[:2] == ["sudo", "env"]:
         words = words[3:]
+    if words[0].startswith("CLUSTER_DDP_"):
+        name, words = words[0].partition("=")[0], words[1:]
+        assert name in vars(Env).values(), name
     if words[0] == "srun":
         words = words[1:]
     first, rest = words[0], words[1:]

@@ -329,6 +329,7 @@ def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Pat
         ".start",
         "agent.pyz",
         "outcome.json",
+        "allocations.jsonl",
         "spec.json",
         "job.sbatch",
         "job.log",

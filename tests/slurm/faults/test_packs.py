@@ -121,7 +121,7 @@ def test_each_task_of_a_packed_job_ends_alone(slurm: Cluster, tmp_path: Path) ->
     run.verb("cancel", str(run.path(0)))
     run.wait_for_ends(*range(5))
     job = run.end_of_job()
-    assert (job.state, job.exit_code) == ("FAILED", 143), "that of the first task that did not succeed"
+    assert (job.state, job.exit_code) == ("FAILED", 137), "that of the first that failed: a cancelled one has not"
     assert run.states() == ["CANCELLED", "FAILED", "COMPLETED", "TIMEOUT", "COMPLETED"]
     assert [run.status()[task]["restarts"] for task in range(5)] == [0, 1, 1, 0, 0]
     assert "works 1 1 200\n" in (run.path(4) / "task-0.log").read_text(), "a part of the job"

@@ -80,8 +80,8 @@ def test_a_warning_and_a_cancellation_while_a_restart_is_under_way(started: dict
     job.slurm("scancel", "--batch", "--signal=USR1", job.job)
     job.wait_for_failures(2)
     said = output(job.path)
-    # The first step after the resume, at step 6; or the one after it: the agent looks every now and then for a handler.
-    assert re.search(r"Stopped after step [78] \(epoch 1\): rank 0: node\d got USR1", said), said
+    # One of the first steps after the resume, at step 6: the agent looks every now and then for a handler.
+    assert re.search(r"Stopped after step [789] \(epoch 1\): rank 0: node\d got USR1", said), said
     assert f"Stopped in time: requeueing job {job.job} (restart 2)." in said, said
     job.slurm("scancel", job.job)
     status = job.end()
@@ -106,7 +106,10 @@ def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
     found = cost.read(job.path, Now())
     assert found.lost_gpu_hours["spares"] == pytest.approx(found.gpu_hours / 2)
     assert 1800 * found.lost_gpu_hours["steps"] == pytest.approx(failed.lost_s, abs=0.5)
-    assert found.kept_gpu_hours > 0 < found.lost_gpu_hours["starts"]
+    assert found.lost_gpu_hours["starts"] > 0
+    # Saves are known of a start that has trained for ten seconds.
+    assert (found.kept_gpu_hours is not None) == ("saves" in found.lost_gpu_hours)
+    assert found.kept_gpu_hours is None or found.kept_gpu_hours > 0
 
 
 @pytest.mark.parametrize(
