@@ -244,10 +244,10 @@ def test_nohup_and_a_handler_of_ones_own_stay_what_they_are(fake_slurm: FakeSlur
 def test_sbatch_that_does_not_answer_leaves_no_job(
     fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "TIMEOUT_S", 5.0)
+    monkeypatch.setattr(commands, "TIMEOUT_S", 2.0)
     fake_slurm.command("sbatch", 'printf "%s\n" "$@" | sed -n s/--comment=//p >"$0.mark"; exec sleep 100')
     fake_slurm.command("squeue", f'echo "7 else"; echo "12 $(cat "{fake_slurm.folder}/sbatch.mark")"')
-    with pytest.raises(SlurmError, match=r"no answer within 5 s\. It had submitted the job, which is now cancelled\."):
+    with pytest.raises(SlurmError, match=r"no answer within 2 s\. It had submitted the job, which is now cancelled\."):
         submit()
     assert fake_slurm.calls("scancel") == [["12"]]
     fake_slurm.command("squeue", "true")
