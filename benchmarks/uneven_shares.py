@@ -21,7 +21,7 @@ from cluster_ddp.mnist.model import SmallNet
 
 
 class Case(NamedTuple):
-    """Two sizes of an update, the second of which the ranks share evenly."""
+    """Two sizes of an update. The ranks share the second one evenly."""
 
     uneven: int
     even: int

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -110,6 +110,19 @@ def atomic_write(path: Path, *, shared: bool | None = None) -> Iterator[BinaryIO
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def append_record(path: Path, record: Mapping[str, Any], *, shared: bool) -> bool:
+    """Append a line of JSON to a file. Returns whether it is there: the disk may be full. Nothing is raised."""
+    flags, line = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, json.dumps(record).encode() + b"\n"
+    with suppress(OSError), open(open_own(path, flags, shared=shared), "ab", buffering=0) as file:
+        return file.write(line) == len(line)
+    return False
+
+
+def refresh(folder: Path) -> None:
+    """Ask the server of NFS whether a folder has changed, by opening it (nfs(5), close-to-open). Raises OSError."""
+    os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def remove_leftovers(folder: Path) -> None:

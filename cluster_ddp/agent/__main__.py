@@ -48,13 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == "job":
             from cluster_ddp.agent.job import launch_job, shell_env
 
-            if asked.packed:  # its job has looked through the environment
-                return launch_job.run(launch_job.job_of(asked, os.environ))
+            env = os.environ if asked.packed else shell_env.own(os.environ)  # a packed task's has been looked through
             if asked.pack is not None:
                 from cluster_ddp.agent.job.pack.pack import Pack
 
-                return Pack(asked, shell_env.own(os.environ)).run()
-            return launch_job.run(launch_job.job_of(asked, shell_env.own(os.environ)))
+                return Pack(asked, env).run()
+            return launch_job.run(launch_job.job_of(asked, env))
         from cluster_ddp.agent.task import orders, task
 
         if verb == "spare":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.agent.rank_notes import one_line, read_regular
-from cluster_ddp.files import open_own
+from cluster_ddp.files import append_record, refresh
 from cluster_ddp.protocol import File
 
 _LARGEST = 8 << 20
@@ -66,20 +65,17 @@ def records(folder: Path) -> list[dict[str, Any]]:
 def note(folder: Path | None, job: str, record: Mapping[str, Any]) -> None:
     """Append a record of a job. A full disk is no reason to fail."""
     if folder is not None:
-        line = json.dumps({"time": round(time.time(), 3), "job": job, **record}).encode() + b"\n"
-        path, flags = folder / File.CHAIN, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
         with contextlib.suppress(OSError):
             shared = bool(folder.stat().st_mode & 0o040)
-            with open(open_own(path, flags, shared=shared), "ab", buffering=0) as file:
-                file.write(line)
+            append_record(folder / File.CHAIN, {"time": round(time.time(), 3), "job": job, **record}, shared=shared)
 
 
 def is_cancelled(folder: Path | None) -> bool:
     """Whether somebody has cancelled the whole chain."""
     if folder is None:
         return False
-    with contextlib.suppress(OSError):  # NFS: a folder that is opened is asked for anew
-        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    with contextlib.suppress(OSError):
+        refresh(folder)
     return (folder / File.CANCELLED).exists()
 
 

@@ -200,9 +200,7 @@ def _status(record: RunRecord, known: _Known) -> JobStatus | None:
         links = {job: one for job in record.chain.all[-2:] for one in known.get((record.cluster, job), {}).values()}
         return due_job(record.chain, links, identity.of(record.run_dir, record.job))
     tasks = known.get((record.cluster, record.job_id), {})
-    task = (record.packed or record.job).partition("_")[2]
-    # Waiting tasks share one record, with a name such as "3-7%4".
-    found = tasks.get(task) or next((one for name, one in tasks.items() if name and not name.isdigit()), None)
+    found = task_status.of_number(tasks, (record.packed or record.job).partition("_")[2])
     if found is None or not identity.of(record.run_dir, record.job).is_of(found):
         return None
     return task_status.of_task(record.run_dir, record.job, found) if record.packed else found

@@ -45,7 +45,7 @@ def node_counts(value: object) -> dict[str, object]:
 
 
 def check(asked: Any) -> None:
-    """Check the fields of a `JobSpec`, each of which is legal by itself.
+    """Check whether fields of a `JobSpec` contradict each other. Each is legal by itself.
 
     Raises:
         SpecError: one contradicts another. The error names it.

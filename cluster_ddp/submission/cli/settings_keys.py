@@ -14,10 +14,7 @@ from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
 from cluster_ddp.submission.spec_rules import node_counts
 
 # Keys beside JobSpec's fields: how a job is submitted, whether nodes may submit jobs, what a kWh makes of CO2.
-SUBMISSION_KEYS: Mapping[str, type] = {
-    **{"runs_dir": str, "accept": tuple},
-    **{"nodes_submit": bool, "co2_g_per_kwh": float},
-}
+SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple, "nodes_submit": bool, "co2_g_per_kwh": float}
 
 NO_SETTINGS = ("command", "description", "grid")
 """Fields that belong to one job."""
@@ -67,12 +64,12 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def kinds() -> dict[str, type]:
-    """The type of each legal key's value: bool, int, str or tuple."""
+    """The type of each legal key's value: bool, int, float, str or tuple."""
     types = {field.name: str(field.type) for field in dataclasses.fields(JobSpec) if field.name not in _NOT_KEYS}
-    kinds = {
+    of_job = {
         name: next((kind for kind in _LEGAL if hint.startswith(kind.__name__)), str) for name, hint in types.items()
     }
-    return {**kinds, **SUBMISSION_KEYS, **dict.fromkeys(RESTARTS_BEFORE, int)}
+    return {**of_job, **SUBMISSION_KEYS, **dict.fromkeys(RESTARTS_BEFORE, int)}
 
 
 def value_of(origin: str, key: str, raw: Any) -> Any:

@@ -7,6 +7,7 @@ import math
 import re
 
 from cluster_ddp.agent import array_values
+from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.submission import grids
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.validation import seconds
@@ -43,5 +44,5 @@ def holders(spec: JobSpec, label: str) -> dict[int, str]:
     """Return task number -> the label of the job that holds it; none without `pack`."""
     if spec.pack is None or spec.array is None:
         return {}
-    jobs = spec.jobs or 1
-    return {task: f"{label}_{at % jobs}" for at, task in enumerate(array_values.numbers(spec.array))}
+    numbers, jobs = array_values.numbers(spec.array), spec.jobs or 1
+    return {task: f"{label}_{job}" for job in range(jobs) for task in packed_task.share(numbers, jobs, job)}

@@ -49,20 +49,18 @@ def of_array(folder: Path, label: str, jobs: Sequence[JobStatus]) -> list[JobSta
         label: of the array.
         jobs: of all jobs that hold its tasks.
     """
-    found: dict[int, JobStatus] = {}
+    found, named = dict[int, JobStatus](), {one.array_task or "": one for one in jobs}
     for path in folder.parent.glob(f"{folder.name.rpartition('_')[0]}_*"):
         number = path.name.rpartition("_")[2]
         if number.isdecimal():
             where, job = place(path, f"{label}_{number}")
-            if job and (status := in_job(jobs, job)) is not None:
+            if job and (status := of_number(named, job.partition("_")[2])) is not None:
                 found[int(number)] = of_task(where, f"{label}_{number}", status)
     return [found[number] for number in sorted(found)]
 
 
-def in_job(jobs: Sequence[JobStatus], label: str) -> JobStatus | None:
-    """Return the status of one of several jobs of an array; those that wait share a record, such as "1-3"."""
-    number = label.partition("_")[2]
-    named = {one.array_task: one for one in jobs}
+def of_number(named: Mapping[str, JobStatus], number: str) -> JobStatus | None:
+    """Return the status of an array's job, of all by name. Those that wait share one, with a name such as "3-7%4"."""
     return named.get(number) or next((one for name, one in named.items() if name and not name.isdigit()), None)
 
 

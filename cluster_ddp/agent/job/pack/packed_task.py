@@ -17,7 +17,7 @@ _TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_
 
 
 def share(tasks: Sequence[int], jobs: int, job: int) -> list[int]:
-    """Return the tasks that one of several jobs holds: each job takes the next one in turn."""
+    """Return the tasks that one of several jobs holds: task number `job` of the list, and every `jobs`-th after it."""
     return [*tasks[job::jobs]]
 
 

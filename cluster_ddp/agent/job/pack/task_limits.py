@@ -16,6 +16,7 @@ from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import KILL, TERM, Outcome
 from cluster_ddp.agent.task.supervisor import PATIENCE_S
+from cluster_ddp.files import refresh
 from cluster_ddp.protocol import File
 
 _LOOK_S, _TERM_S = 2.0, 2.0
@@ -40,11 +41,6 @@ class TaskLimits:
         self._end_at = self._warn_at = self._kill_at = _NEVER
         self._has_begun = False
         self._state = ""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the task is not to be started again."""
-        return bool(self._state)
 
     def look(self, step: str, send: Callable[[signal.Signals], object], srun: int) -> float:
         """Do what is due. Returns after how many seconds to look again.
@@ -96,7 +92,7 @@ class TaskLimits:
         if self._folder is None:
             return False
         try:
-            os.close(os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))  # NFS: then it is up to date
+            refresh(self._folder)
             return os.path.lexists(self._folder / File.CANCEL)
         except OSError:
             return False

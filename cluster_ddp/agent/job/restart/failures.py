@@ -1,9 +1,9 @@
 """failures.jsonl: how each failed start of a job ended, and what followed. The job's agent writes it.
 
-It also writes allocations.jsonl: what the jobs of a run have had of the cluster.
-
 {"time": 1764000000.0, "start": 2, "node": "node2", "rank": 1, "words": "killed by SIGKILL", "step": null,
  "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": []}
+
+It also writes allocations.jsonl: what the jobs of a run have had of the cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.files import open_own
+from cluster_ddp.files import append_record, open_own
 from cluster_ddp.protocol import File, Then
 
 NO_CHECKPOINT = "none"
@@ -125,13 +125,7 @@ class History:
 
     def _append(self, name: str, record: Mapping[str, Any]) -> bool:
         """Append a line to a file of the run directory. Returns whether it is there: the disk may be full."""
-        if self._run_dir is None:
-            return False
-        flags, line = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, json.dumps(record).encode() + b"\n"
-        path = self._run_dir / name
-        with contextlib.suppress(OSError), open(open_own(path, flags, shared=self._shared), "ab", buffering=0) as file:
-            return file.write(line) == len(line)
-        return False
+        return self._run_dir is not None and append_record(self._run_dir / name, record, shared=self._shared)
 
     def _lines(self, name: str) -> list[str]:
         """The lines of a file of the run directory; none if it can't be read, or is a symbolic link."""

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from cluster_ddp.agent.rank_notes import read_regular
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import atomic_write, remove_leftovers, with_reserve
+from cluster_ddp.files import atomic_write, refresh, remove_leftovers, with_reserve
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm.variables import Variables
 
@@ -98,7 +98,7 @@ def _newest(run_dir: Path, job: str) -> int:
     path = run_dir / File.START
     try:
         with _if_a_descriptor_is_free():
-            os.close(os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))  # NFS: see above
+            refresh(run_dir)  # see above
         seen = path.lstat()
         return _read(path, job, (seen.st_ino, seen.st_mtime_ns))
     except FileNotFoundError:

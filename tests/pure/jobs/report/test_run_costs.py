@@ -28,7 +28,7 @@ def at(day: str) -> float:
 
 
 def make(runs: Path, job: int, day: str, *, gpus: int | None = 4, joules: float | None = None) -> Path:
-    """A job of two hours on a node, of which its training had one and a half; submitted at a day's noon."""
+    """A job of two hours on a node. Its training had one and a half. It was submitted at a day's noon."""
     run_dir, began = runs / f"fit-{job}", at(day) + DAY / 2
     run_dir.mkdir(parents=True)
     spec = {"name": "fit", "nodes": 1, "gpus_per_node": 4, "gpus_per_task": 1}
@@ -63,7 +63,7 @@ def runs(fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_line_for_each_run_and_the_sums(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """8 GPU hours each, of which 2 went by before the training began, and 180 s in saves: 0.2 GPU hours."""
+    """8 GPU hours each: 2 went by before the training began, and 180 s in saves (0.2 GPU hours)."""
     assert report.main([str(runs)]) == 0
     assert [re.split("  +", line) for line in capsys.readouterr().out.splitlines()] == [
         ["RUN", "STATE", "SUBMITTED", "GPU HOURS", "KEPT", "STARTS", "STEPS", "SPARES", "SAVES", "KWH"],
