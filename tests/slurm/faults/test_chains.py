@@ -99,8 +99,8 @@ def test_what_ends_a_chain(place: Place, cli) -> None:
     assert "started again 1 times already (--max-requeues 1)" in output(runs["most"].path)
     shown = json.loads(cli("status", "--json", *(str(run.path) for run in runs.values())))
     assert [(one["job"], one["state"]) for one in shown] == [(jobs[name][1], ends[name][1]) for name in ends]
-    which_gpu = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-    of_slurm = ("SLURM_", "CLUSTER_DDP_", "MASTER_PORT", *which_gpu)
+    where = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "HOSTNAME")
+    of_slurm = ("SLURM_", "SLURMD_NODENAME", "CLUSTER_DDP_", "MASTER_ADDR", "MASTER_PORT", *where)
     first, second = (
         {key: value for key, value in environ(place, job).items() if not key.startswith(of_slurm)}
         for job in jobs["fails"][:2]
