@@ -4,7 +4,6 @@ but `protocol`, `errors` and `waiting_notice`.
 topology     a process's place in its job
 environment  reads it from the variables of each launcher
 variables    Slurm's variable names, and their values
-endpoint     the address of rank 0's host, and the ports to try there
 port         a rendezvous port for every job step
 hostlist     expands node[1-4]
 commands     the caller of sbatch, squeue and the others

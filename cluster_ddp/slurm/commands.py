@@ -1,4 +1,4 @@
-"""The caller of Slurm's commands (sbatch, squeue and others). The agent has its own: `agent.job.scontrol`.
+"""The caller of Slurm's commands (sbatch, squeue and others). The agent has its own: `agent.job.slurm_commands`.
 
 It uses argument lists, never a shell, and limits the time of each command. An error has the command's stderr.
 """

@@ -17,6 +17,7 @@ from itertools import product
 from math import prod
 
 from cluster_ddp.errors import HostlistError
+from cluster_ddp.slurm.variables import Variables
 
 # Slurm's own limit on the hosts of one range (MAX_RANGE, 64k): a typing error must not fill the memory.
 MAX_RANGE = 65536
@@ -48,6 +49,14 @@ def expand(text: str) -> list[str]:
         hosts += ("".join(parts) for parts in product(*alternatives))
         position = _SEPARATOR.match(text, item.end()).end()  # type: ignore[union-attr]
     return hosts
+
+
+def of_variable(v: Variables, *names: str) -> tuple[str, ...]:
+    """Return the hosts of the first variable in `names` that is set; none if none is. See `expand` for errors."""
+    try:
+        return tuple(expand(v.text(*names) or ""))
+    except HostlistError as error:
+        raise HostlistError(f"Reading {v.first(*names)}: {error.asked}", error.found, error.hint) from error
 
 
 def _alternatives(text: str, item: str) -> list[list[str]]:

@@ -223,9 +223,9 @@ def _add_start(known: list[JobStatus], status: JobStatus) -> None:
 
 
 def elapsed_s(text: str) -> float:
-    """Return a time as Slurm writes it, D-HH:MM:SS or HH:MM:SS, in seconds."""
+    """Return a time as Slurm writes it, D-HH:MM:SS, HH:MM:SS or MM:SS, in seconds."""
     days, _, clock = text.rpartition("-")
-    hours, minutes, seconds = map(int, clock.split(":"))
+    hours, minutes, seconds = map(int, f"0:{clock}".split(":")[-3:])
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

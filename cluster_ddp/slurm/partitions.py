@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster_ddp.slurm import commands
+from cluster_ddp.slurm.job_status import elapsed_s
 
 # sinfo(1), --format: partition, its availability, the nodes' state, how many, CPUs, memory, time limit, gres.
 _FORMAT = "%P|%a|%T|%D|%c|%m|%l|%G"
@@ -18,8 +19,8 @@ _FORMAT = "%P|%a|%T|%D|%c|%m|%l|%G"
 # Beginnings of the names of states (sinfo(1), NODE STATE CODES); flags such as "*" or "~" may follow. In all other
 # states a node takes new jobs, now or once it is free or awake.
 _UNUSABLE = re.compile(r"down|drain|drng|error|fail|futu?r|inval|maint|unk|n/a", re.IGNORECASE)
+_NO_LIMIT = ("infinite", "unlimited", "n/a")
 _COUNT = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
-_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,22 +79,11 @@ def _group(line: str) -> NodeGroup | None:
             nodes=int(nodes),
             cpus=int(cpus),
             mem_mb=int(mem_mb),
-            time_limit_s=_seconds(time_limit),
+            time_limit_s=None if time_limit.lower() in _NO_LIMIT else int(elapsed_s(time_limit)),
             gpus=_gpus(gres),
         )
     except ValueError:
         return None
-
-
-def _seconds(text: str) -> int | None:
-    """A time limit as sinfo prints it: "30:00" (minutes and seconds), "1-00:00:00", "infinite"."""
-    if text.lower() in ("infinite", "unlimited", "n/a"):
-        return None
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise ValueError(text)
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _gpus(gres: str) -> dict[str, int]:

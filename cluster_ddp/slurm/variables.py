@@ -45,6 +45,7 @@ GPUS_PER_TASK = (Env.GPUS_PER_TASK,)
 
 # Step ids from this number on are steps that srun did not make (batch, extern, interactive …).
 _SPECIAL_STEP_IDS = 0xFFFFFF00
+_COUNT = r"(\d+)(?:\(x(\d+)\))?"
 
 
 class Variables:
@@ -59,8 +60,7 @@ class Variables:
 
     def text(self, *names: str) -> str | None:
         """Return the value of the first of `names` that is set, else None."""
-        name = self.first(*names)
-        return None if name is None else self.env[name]
+        return self.env.get(self.first(*names) or "")
 
     def integer(self, *names: str) -> int | None:
         """Return the value of the first of `names` that is set, as an integer of 0 or more, else None.
@@ -69,12 +69,10 @@ class Variables:
             TopologyError: the value is not such an integer.
         """
         name = self.first(*names)
-        if name is None:
-            return None
-        if not re.fullmatch(r"\d+", self.env[name].strip()):
+        if name is not None and not re.fullmatch(r"\d+", self.env[name].strip()):
             found = f"{self.shown(name)} is not a whole number of 0 or more."
             raise TopologyError(f"Reading {name}:", found, f"find what sets it: env | grep {name}")
-        return int(self.env[name])
+        return None if name is None else int(self.env[name])
 
     def shown(self, *names: str) -> str:
         """Return `names` with their values, for an error: "RANK=0, WORLD_SIZE unset"."""
@@ -86,10 +84,8 @@ class Variables:
 
     def step_id(self) -> int | None:
         """Return the id of the step that srun made; None in the batch shell (unset on 22.05, -5 on 26.11)."""
-        text = self.text(*STEP_ID)
-        if text is None or not text.isdigit() or int(text) >= _SPECIAL_STEP_IDS:
-            return None
-        return int(text)
+        text = self.text(*STEP_ID) or ""
+        return int(text) if text.isdigit() and int(text) < _SPECIAL_STEP_IDS else None
 
     def gpus_per_task(self) -> int:
         """Return how many GPUs each rank drives. See `integer` for errors."""
@@ -109,16 +105,11 @@ class Variables:
         text = self.text(*TASKS_PER_NODE)
         if text is None:
             return None
-        counts: list[int] = []
-        for part in text.split(","):
-            match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-            if match is None:
-                found = f"{self.shown(*TASKS_PER_NODE)}: {part!r} is not a count such as 2 or 2(x3)."
-                raise TopologyError(
-                    "Reading the tasks per node:", found, "find what sets it: env | grep TASKS_PER_NODE"
-                )
-            counts += [int(match[1])] * int(match[2] or 1)
-        return tuple(counts)
+        if not re.fullmatch(f"{_COUNT}(,{_COUNT})*", text):
+            found = f"{self.shown(*TASKS_PER_NODE)}: that is no list of counts such as 2 or 2(x3)."
+            raise TopologyError("Reading the tasks per node:", found, "find what sets it: env | grep TASKS_PER_NODE")
+        counts = re.findall(_COUNT, text)
+        return tuple(int(count) for count, times in counts for _ in range(int(times or 1)))
 
 
 def place_in_job(env: Mapping[str, str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
-from cluster_ddp.slurm import endpoint, variables
+from cluster_ddp.slurm import hostlist, variables
 from cluster_ddp.slurm.variables import Variables
 
 _LONGEST = 300
@@ -35,7 +35,7 @@ def _batch_host(env: Mapping[str, str]) -> str | None:
     """The node that runs the batch script: the first one of the job (sbatch(1)); None if it is not known."""
     with contextlib.suppress(ClusterDDPError):
         names = (*variables.JOB_NODELIST, *variables.NODELIST)
-        return next(iter(endpoint.node_names(Variables(env), names)), None)
+        return next(iter(hostlist.of_variable(Variables(env), *names)), None)
     return None
 
 

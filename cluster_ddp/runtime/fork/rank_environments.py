@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster_ddp.errors import TopologyError
-from cluster_ddp.slurm import endpoint, port, variables
-from cluster_ddp.slurm.environment import TORCH_DEFAULT_PORT
+from cluster_ddp.slurm import environment, hostlist, port, variables
 from cluster_ddp.slurm.variables import Variables
 
 
@@ -120,9 +119,9 @@ class NodeRanks:
     def _rendezvous(self) -> dict[str, object]:
         v = Variables(self.env)
         job_id, step_id = v.integer(*variables.JOB_ID), v.step_id()
-        ours = TORCH_DEFAULT_PORT if job_id is None else port.master_port(job_id, step_id or 0)
-        nodes = endpoint.node_names(v, variables.NODELIST)
+        ours = environment.TORCH_DEFAULT_PORT if job_id is None else port.master_port(job_id, step_id or 0)
+        nodes = hostlist.of_variable(v, *variables.NODELIST)
         return {
-            "MASTER_ADDR": endpoint.step_address(v, nodes, self.num_nodes),
+            "MASTER_ADDR": environment.address(v, nodes, self.num_nodes),
             "MASTER_PORT": v.integer("MASTER_PORT") or ours,
         }
