@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import object_collectives, process_group
 from cluster_ddp.runtime.device import interruptible_wait

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cluster_ddp.agent.channel import sockets
-from cluster_ddp.agent.channel.lines import Key, Message
-from cluster_ddp.agent.channel.server import Server
+from cluster_ddp.agent import channel_server
+from cluster_ddp.agent.channel import Key, Message
+from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.outcome import End
 
 SECRET = "5e" * 32
@@ -34,7 +34,7 @@ def listening() -> Iterator[Listening]:
     """Listen on this machine."""
     said: list[Message] = []
     gone: list[Message] = []
-    server = Server(sockets.listen_here(), Key.of_job({"CLUSTER_DDP_SECRET": SECRET}), said.append, gone.append)
+    server = Server(channel_server.listen_here(), Key.of_job({"CLUSTER_DDP_SECRET": SECRET}), said.append, gone.append)
     with contextlib.closing(server):
         env = {"CLUSTER_DDP_CHANNEL": f"127.0.0.1:{server.port}", "CLUSTER_DDP_SECRET": SECRET}
         yield Listening(server, env, said, gone)

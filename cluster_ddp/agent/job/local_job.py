@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import launch_env, outcome
-from cluster_ddp.agent.channel import sockets
-from cluster_ddp.agent.channel.lines import Key
-from cluster_ddp.agent.channel.server import Server
+from cluster_ddp.agent import channel_server, launch_env, outcome
+from cluster_ddp.agent.channel import Key
+from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log, srun_step
 from cluster_ddp.agent.job.continuation import requeue
 from cluster_ddp.agent.job.restart.failures import History
@@ -92,7 +91,7 @@ class LocalJob:
         reports = self._reports = TaskReports(self.options.launcher, self.ranks, self.folder)
         shared = launch_env.common(self.options, self.folder)
         shared |= launch_env.on_this_machine(self.options, self.ranks, start)
-        listener, key = sockets.listen_here(), Key.of_job(shared)
+        listener, key = channel_server.listen_here(), Key.of_job(shared)
         with contextlib.closing(Server(listener, key, reports.hear, reports.gone)) as server:
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
             no_notes = Notes(Path(os.devnull))  # the ranks have supervisors of their own

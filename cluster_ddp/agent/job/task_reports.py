@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from cluster_ddp.agent import first_failure, outcome
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.outcome import End, Failure, Outcome
 from cluster_ddp.agent.task.supervisor import PATIENCE_S

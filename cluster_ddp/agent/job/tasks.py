@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel import sockets
-from cluster_ddp.agent.channel.lines import Key, Message
-from cluster_ddp.agent.channel.server import Server
+from cluster_ddp.agent import channel_server
+from cluster_ddp.agent.channel import Key, Message
+from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.job.pack.task_limits import TaskLimits
 from cluster_ddp.agent.job.restart.spare_nodes import Spares, Standby
@@ -72,7 +72,7 @@ class Tasks:
         self._standby: Standby | None = None
         self._step: int | str = -1
         self._start = -1
-        self._server = Server(sockets.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
+        self._server = Server(channel_server.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
 
     @property
     def port(self) -> int:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from cluster_ddp import processes
 from cluster_ddp.agent import launch_env, python_command
-from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel import Client, Message
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.rank_notes import one_line
 from cluster_ddp.agent.task import signals

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import launch_env, outcome, python_command, rank_notes
-from cluster_ddp.agent.channel.client import Client
+from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.rank_notes import Notes, one_line

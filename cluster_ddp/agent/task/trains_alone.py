@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel.client import Client
+from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.rank_notes import Notes
 
 _NEVER = float("inf")

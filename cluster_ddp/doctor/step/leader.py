@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
 from cluster_ddp.doctor.step import absent_ranks, comparison, judgement

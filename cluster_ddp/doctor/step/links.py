@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from cluster_ddp.agent.channel import sockets
+from cluster_ddp.agent import channel_server
 from cluster_ddp.doctor.step.tcp_connect import kind_of, several_tries
 from cluster_ddp.slurm.topology import Topology
 
@@ -52,7 +52,7 @@ class Listener:
     """Answers the tries of another node, on a port that the system chooses."""
 
     def __init__(self) -> None:
-        self._socket = sockets.listener(0)
+        self._socket = channel_server.listener(0)
         self.port: int = self._socket.getsockname()[1]
         """The port."""
         threading.Thread(target=self._accept, daemon=True).start()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent import rank_notes
-from cluster_ddp.agent.channel.lines import Key, Message
+from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.doctor import killable_checks
 from cluster_ddp.doctor.checks import Site, all_checks, resource_limits
 from cluster_ddp.doctor.findings import Finding, Verdict

@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Key, Message
-from cluster_ddp.agent.channel.server import Server
+from cluster_ddp.agent.channel import Client, Key, Message
+from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.doctor.step import tcp_connect
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import RendezvousError

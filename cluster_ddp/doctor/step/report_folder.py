@@ -13,7 +13,7 @@ import shutil
 import time
 from pathlib import Path
 
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.files import atomic_write
 
 LEADS, SPEAKS = "leads", "speaks"

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Client, Key
 
 _Connection = TypeVar("_Connection", socket.socket, Client)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel.client import Client
+from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.option_types import count
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.rank_notes import Notes

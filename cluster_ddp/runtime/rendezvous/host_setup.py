@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, MutableMapping
 
-from cluster_ddp.agent.channel import sockets
+from cluster_ddp.agent import channel_server
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
@@ -189,4 +189,4 @@ def listen(topology: Topology, port: int) -> socket.socket:
     """
     if topology.num_nodes == 1:
         return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
-    return sockets.listener(port)
+    return channel_server.listener(port)

@@ -18,9 +18,8 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 
-from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Key, Message
-from cluster_ddp.agent.channel.server import Server
+from cluster_ddp.agent.channel import Client, Key, Message
+from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.topology import Topology
 

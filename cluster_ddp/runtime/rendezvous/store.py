@@ -20,7 +20,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, port_discovery

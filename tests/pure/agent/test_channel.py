@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 from slowness import scaled
 
-from cluster_ddp.agent.channel import server, sockets
-from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Key, Message
-from cluster_ddp.agent.channel.server import Server
+from cluster_ddp.agent import channel_server
+from cluster_ddp.agent.channel import Client, Key, Message
+from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.protocol import Env
 
 KEY = Key(b"secret")
@@ -31,7 +30,7 @@ class Job:
     def __init__(self, *, notices: bool = False) -> None:
         self.heard: queue.Queue[Message] = queue.Queue()
         self.gone: queue.Queue[Message] = queue.Queue()
-        self.server = Server(sockets.listen_here(), KEY, self._hear, self.gone.put, notices=notices)
+        self.server = Server(channel_server.listen_here(), KEY, self._hear, self.gone.put, notices=notices)
 
     def _hear(self, message: Message) -> None:
         if message["kind"] == "odd":
@@ -167,7 +166,7 @@ def test_nonsense_closes_its_own_connection_only(job: Job) -> None:
 
 def answering(words: bytes) -> int:
     """The port of a stranger that says some words, or nothing."""
-    listener = sockets.listen_here()
+    listener = channel_server.listen_here()
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -222,7 +221,7 @@ def test_what_another_has_changed_on_its_way_is_not_believed() -> None:
 
 def test_who_says_nothing_is_dropped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it has begun as a task does; not a task that has said who it is."""
-    monkeypatch.setattr(server, "_HELLO_S", 0.3)
+    monkeypatch.setattr(channel_server, "_HELLO_S", 0.3)
     client = Client(job.connect(), KEY)
     client.say("hello")
     silent, half = job.connect(), job.connect()
@@ -288,10 +287,10 @@ def test_a_job_that_is_gone_costs_a_task_nothing() -> None:
 
 
 def test_the_first_free_port_of_the_range_is_taken() -> None:
-    with sockets.listen([]) as held:
+    with channel_server.listen([]) as held:
         taken = held.getsockname()[1]
-        with sockets.listen([taken]) as other, sockets.listen([0]) as free:
+        with channel_server.listen([taken]) as other, channel_server.listen([0]) as free:
             assert other.getsockname()[1] != taken
             number = free.getsockname()[1]
-        with sockets.listen([taken, number]) as second:
+        with channel_server.listen([taken, number]) as second:
             assert second.getsockname()[1] == number

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Key
 from cluster_ddp.doctor.step.report_channel import ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.slurm.topology import Topology

@@ -18,8 +18,7 @@ import pytest
 from ranks import job_ids, slurm_step
 from slowness import scaled
 
-from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.doctor.step import tcp_connect
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer

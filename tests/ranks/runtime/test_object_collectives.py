@@ -15,7 +15,7 @@ import torch
 from ranks import job_ids, run_ranks, slurm_step
 
 import cluster_ddp
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.runtime import object_collectives, rng
 

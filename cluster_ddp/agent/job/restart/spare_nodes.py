@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.protocol import Env

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.outcome import AGENT_KILLED, End, Failure, Outcome
 

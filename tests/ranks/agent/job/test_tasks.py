@@ -17,7 +17,7 @@ import signal_handlers
 from slowness import scaled, wait_until
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel.client import Client
+from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.job.restart import spare_nodes as spare_nodes
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks

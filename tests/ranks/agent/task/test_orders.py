@@ -17,8 +17,7 @@ from slowness import scaled, wait_until
 from tasks import PLACE, WARNINGS, started
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel import Client, Message
 from cluster_ddp.agent.task.orders import Orders
 
 HOST = f"node{os.getpid()}"  # a task kills what it finds of earlier starts there

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent import rank_notes
-from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import trains_alone
 

@@ -18,7 +18,7 @@ import torch
 from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
-from cluster_ddp.agent.channel.lines import Lines
+from cluster_ddp.agent.channel import Lines
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, port_discovery, store
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key

@@ -14,7 +14,7 @@ import pytest
 from ranks import job_ids, run_ranks, slurm_step
 from test_store import greeting, is_free, meet_and_greet
 
-from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous import host_setup, port_discovery, store
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key

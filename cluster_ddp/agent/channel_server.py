@@ -1,4 +1,4 @@
-"""The job's side of the channel."""
+"""The job's side of the channel, or rank 0's; and the sockets that listen."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel import sockets
-from cluster_ddp.agent.channel.lines import CHUNK, LONGEST_LINE, SEND_S, Key, Lines, Message, new_nonce
+from cluster_ddp.agent.channel import CHUNK, LONGEST_LINE, SEND_S, Key, Lines, Message, new_nonce, notice
 
 Hear = Callable[[Message], Optional[Message]]
 Gone = Callable[[Message], object]
 
 # Whoever has said nothing by then is no task of the job.
 _HELLO_S = 10.0
+_BACKLOG = 4096
+_SUSPICIOUS = 2
 
 
 class Server:
@@ -76,7 +77,7 @@ class Server:
         """Return the "hello" of each connection that is about to end since its machine does not answer."""
         with self._quiet:
             callers = list(self._callers)
-        return [one.hello for one in callers if one.hello is not None and sockets.is_silent(one.connection)]
+        return [one.hello for one in callers if one.hello is not None and _is_silent(one.connection)]
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all connections have ended, so that all was heard; at most so many seconds."""
@@ -109,7 +110,7 @@ class Server:
             return
         connection.settimeout(SEND_S)
         if self._notices:
-            sockets.notice(connection)
+            notice(connection)
         caller = _Caller(connection)
         self._selector.register(connection, selectors.EVENT_READ, caller)
         with self._quiet:
@@ -173,3 +174,39 @@ class _Caller:
         self.connection, self.rest, self.connected_at = connection, b"", time.monotonic()
         self.lines: Lines | None = None
         self.hello: Message | None = None
+
+
+def _is_silent(connection: socket.socket) -> bool:
+    """Whether the other machine has missed two questions of `notice`: if it misses another one, the connection ends."""
+    with contextlib.suppress(OSError):  # it has just ended
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 4)[3] >= _SUSPICIOUS  # tcpi_probes
+    return False
+
+
+def listen(ports: Sequence[int]) -> socket.socket:
+    """Return a socket that listens on all interfaces, on the first free one of some ports; without any, on any port.
+
+    Raises:
+        OSError: none is free.
+    """
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return listener(port)
+    return listener(0)
+
+
+def listen_here() -> socket.socket:
+    """Return a socket that listens on this machine only, on any port."""
+    return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+
+
+def listener(port: int) -> socket.socket:
+    """Return a socket that listens on all interfaces, on a port; 0 for any.
+
+    Raises:
+        OSError: it is not free.
+    """
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # a kernel may have it switched off
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
