@@ -12,7 +12,6 @@ pack            jobs that hold several tasks of an array
 restart         what follows a failure
 job_log         writes to the job's log, and reads its last lines
 continuation    how a job continues after its end: its requeue, or the next job of its chain
-slurm_commands  runs Slurm's commands; its configuration
+slurm_commands  runs Slurm's commands; its configuration, when the job started and will end
 shell_env       a job's environment: completed where a shell lacks some of it, cleaned of another job's
-job_times       when the job started and will end
 """

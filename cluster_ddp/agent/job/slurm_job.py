@@ -6,12 +6,11 @@ import contextlib
 import os
 import shutil
 import signal
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import chain_file, rank_notes
-from cluster_ddp.agent.job import job_log, job_times, srun_step, tasks
+from cluster_ddp.agent.job import job_log, slurm_commands, srun_step, tasks
 from cluster_ddp.agent.job.continuation import chain, requeue
 from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.restart.failures import History
@@ -39,8 +38,12 @@ class Job(JobSetup):
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
-        with history.noting_the_end():
-            with rank_notes.folder() as folder, self._times_noted(folder / "job-times"):
+        limit_s = self.options.time_limit_s if self.options.packed else None
+        with contextlib.closing(history):
+            with (
+                rank_notes.folder() as folder,
+                slurm_commands.times_noted(self.queued_as, self.env, folder / "job-times", limit_s),
+            ):
                 _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
                 self.env |= srun_step.staged(self.options, self.size, self.env)
                 starts = Starts(self, Notes(folder), history)
@@ -81,10 +84,6 @@ class Job(JobSetup):
         self.note(ended)
         return False
 
-    def _times_noted(self, path: Path) -> AbstractContextManager[None]:
-        limit_s = self.options.time_limit_s if self.options.packed else None
-        return job_times.times_noted(self.queued_as, self.env, path, limit_s)
-
 
 def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:
     """TERM ends this process as it did before, but first removes a folder, and notes the end.
@@ -98,7 +97,7 @@ def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, number)
         shutil.rmtree(folder, ignore_errors=True)
-        history.note_over()
+        history.close()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

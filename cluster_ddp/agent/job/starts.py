@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp.agent import launch_env, option_types
-from cluster_ddp.agent.job import job_log, job_times, slurm_commands, srun_step
+from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.pack.task_limits import TaskLimits
 from cluster_ddp.agent.job.restart import decision, fence
@@ -35,7 +35,7 @@ class Starts:
         self._limits = TaskLimits(job.options, job.env, job.folder) if job.options.packed else None
         self._job, self._slurm, self._history = job, slurm, history
         is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK) and not job.options.packed
-        self._began_s = job_times.began_s(job.env) if is_ours else None  # another script may have done more
+        self._began_s = slurm_commands.began_s(job.env) if is_ours else None  # another script may have done more
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
         self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster_ddp.agent import outcome
-from cluster_ddp.agent.job.pack import turns
+from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import File
@@ -106,7 +106,7 @@ def test_the_state_of_a_task(
     reason: str,
 ) -> None:
     if starts:
-        turns.begin(tmp_path, turns.Turn(starts, at_requeue, time.time() - 61), shared=False)
+        packed_task.begin(tmp_path, packed_task.Turn(starts, at_requeue, time.time() - 61), shared=False)
     if ended is not None:
         outcome.write(tmp_path, Outcome("12_7", 0, ended[0], 3, requeued=ended[1]))
     found = task_status.of_task(tmp_path, "12_7", job)
@@ -119,5 +119,5 @@ def test_the_state_of_a_task(
 def test_a_task_that_waits_is_cancelled_at_once(tmp_path: Path) -> None:
     (tmp_path / File.CANCEL).touch()
     assert task_status.of_task(tmp_path, "12_7", RUNNING).state == "CANCELLED"
-    turns.begin(tmp_path, turns.Turn(1, 1, time.time()), shared=False)
+    packed_task.begin(tmp_path, packed_task.Turn(1, 1, time.time()), shared=False)
     assert task_status.of_task(tmp_path, "12_7", RUNNING).state == "RUNNING", "until its agent has ended it"

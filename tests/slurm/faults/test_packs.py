@@ -12,7 +12,7 @@ import pytest
 from cluster import Cluster, Place, output
 from slowness import wait_until
 
-from cluster_ddp.agent.job.pack import turns
+from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 
@@ -91,7 +91,7 @@ class Packed:
     def wait_for_ends(self, *tasks: int) -> None:
         """Wait until tasks have ended for good. To ask `status` again and again would take the CPUs."""
         name = self.label.rpartition("-")[2]
-        self.wait_for(lambda: all(turns.final(self.path(task), f"{name}_{task}") for task in tasks))
+        self.wait_for(lambda: all(packed_task.final(self.path(task), f"{name}_{task}") for task in tasks))
 
     def said(self) -> str:
         logs = [path.read_text() for path in self.folder.with_name(self.label).glob("pack-*.log")]
@@ -140,7 +140,7 @@ def test_a_job_that_ends_in_the_middle_of_its_tasks_resumes_those(slurm: Cluster
     run.wait_for_ends(*range(3))
     job = run.end_of_job()
     assert (job.state, job.restarts) == ("COMPLETED", 1)
-    assert [turns.last(run.path(task)).starts for task in range(3)] == [2, 1, 2]
+    assert [packed_task.last(run.path(task)).starts for task in range(3)] == [2, 1, 2]
     ends = {log.read_text().splitlines()[-1] for log in logs}
     assert len(ends) == 1, "as without a stop"
     assert "weights" in ends.pop()

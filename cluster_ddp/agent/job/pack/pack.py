@@ -16,10 +16,10 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import array_values, launch_env, outcome
-from cluster_ddp.agent.job import job_log, job_times, srun_step
+from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.continuation import requeue
-from cluster_ddp.agent.job.pack import packed_task, turns
-from cluster_ddp.agent.job.pack.turns import Turn
+from cluster_ddp.agent.job.pack import packed_task
+from cluster_ddp.agent.job.pack.packed_task import Turn
 from cluster_ddp.agent.launch_options import Options, words
 from cluster_ddp.agent.outcome import AGENT_KILLED, Outcome
 from cluster_ddp.agent.task import signals, staging
@@ -102,11 +102,11 @@ class Pack:
         return f"{self._array}_{task}"
 
     def _final(self, task: int) -> Outcome | None:
-        ended = self._ends.get(task) or turns.final(self._folder(task), self._name(task))
+        ended = self._ends.get(task) or packed_task.final(self._folder(task), self._name(task))
         return None if ended is not None and ended.requeued else ended
 
     def _is_done(self, task: int) -> bool:
-        return self._final(task) is not None or turns.is_elsewhere(self._folder(task), self._name(task))
+        return self._final(task) is not None or packed_task.is_elsewhere(self._folder(task), self._name(task))
 
     def _may_start(self) -> bool:
         """Whether a task may start now: the job has as much time left as the task may take.
@@ -117,17 +117,17 @@ class Pack:
             return True
         if self._options.time_limit_s is None:
             return not self._was_stopped
-        times = job_times.parse_times(job_times.ask_times(self._label, self._env))
+        times = slurm_commands.parse_times(slurm_commands.ask_times(self._label, self._env))
         return times is None or times[1] - time.time() >= self._options.time_limit_s
 
     def _start(self, task: int) -> None:
         """Start a task's agent, which writes to the task's log; or note that the task was cancelled before."""
-        folder, before = self._folder(task), turns.last(self._folder(task))
+        folder, before = self._folder(task), packed_task.last(self._folder(task))
         if os.path.lexists(folder / File.CANCEL):
             self._note(task, Outcome(self._name(task), before.starts, "CANCELLED", 143))
             return
         turn = Turn(before.starts + 1, self._requeues, time.time())
-        is_noted = turns.begin(folder, turn, shared=self._options.share)
+        is_noted = packed_task.begin(folder, turn, shared=self._options.share)
         starts = before.starts if is_noted else max(before.starts, self._requeues)  # else they would never end
         env = packed_task.environment(self._env, self._at_a_time, self._numbers, task, starts)
         command = [*agent(), "job", *words(packed_task.options(self._options, env, self._label))]
@@ -170,10 +170,10 @@ class Pack:
         """Take the end of a task's agent."""
         if code == -signal.SIGTERM and signal.sigtimedwait([signal.SIGTERM], _TERM_S) is not None:
             self._end()  # Slurm has told all processes of the job
-        turn = turns.last(self._folder(task))
+        turn = packed_task.last(self._folder(task))
         self._was_stopped |= code == EXIT_STOPPED
-        ended = turns.noted(self._folder(task), self._name(task))
-        if ended is not None and (turns.stopped(ended, turn) or (ended.time >= turn.time and not ended.requeued)):
+        ended = packed_task.noted(self._folder(task), self._name(task))
+        if ended is not None and (packed_task.stopped(ended, turn) or (ended.time >= turn.time and not ended.requeued)):
             self._ends[task] = ended
             return
         # It was killed, or its disk is full. Of one that was killed, the step still runs.

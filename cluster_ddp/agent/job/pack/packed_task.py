@@ -1,4 +1,6 @@
-"""What the agent of a packed task gets: its options, and an environment in which the job looks like the task's own.
+"""A packed task: its options and environment, in which the job looks like the task's own; its starts.
+
+Its starts are in its run directory, in packed.json. The job writes it, `status` reads it.
 
 Its step has a part of the job: `srun --exact` gives it these CPUs, GPUs and this memory only, and waits until they are
 free (seen with 22.05 and 26.05: "step creation temporarily disabled, retrying").
@@ -6,14 +8,24 @@ free (seen with 22.05 and 26.05: "step creation temporarily disabled, retrying")
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+from cluster_ddp.agent import outcome
 from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.agent.rank_notes import read_regular
+from cluster_ddp.files import atomic_write
+from cluster_ddp.protocol import File
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 
 _SHARED = ("SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_MEM_PER_NODE")
 _TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+_SPEC_BYTES, _BYTES = 8 << 20, 4096
 
 
 def share(tasks: Sequence[int], jobs: int, job: int) -> list[int]:
@@ -56,3 +68,65 @@ def options(asked: Options, env: Mapping[str, str], job: str) -> Options:
     part += [f"--mem={env['SLURM_MEM_PER_NODE']}M"] if env.get("SLURM_MEM_PER_NODE") else []
     of_job = {"pack": None, "jobs": 1, "array": "", "cleanup": None, "stage_env": None}
     return asked._replace(**of_job, packed=job, srun_options=(*part, *asked.srun_options))  # type: ignore[arg-type]
+
+
+class Turn(NamedTuple):
+    """The last start of a packed task."""
+
+    starts: int
+    """How often it was started, with this one."""
+    requeues: int
+    """How often Slurm had started the job that holds it again before."""
+    time: float
+    """When, in seconds of UNIX time."""
+
+
+NONE = Turn(0, 0, 0.0)
+"""Of a task that has not been started."""
+
+
+def begin(folder: Path, turn: Turn, *, shared: bool) -> bool:
+    """Note a start. Returns whether it is noted: the disk may be full."""
+    try:
+        with atomic_write(folder / File.PACKED, shared=shared) as file:
+            file.write(json.dumps(turn._asdict()).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def last(folder: Path) -> Turn:
+    """Return the last start; `NONE` if there is none, or it can't be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(read_regular(folder / File.PACKED, _BYTES))
+        return Turn(int(found["starts"]), int(found["requeues"]), float(found["time"]))
+    return NONE
+
+
+def final(folder: Path, label: str) -> Outcome | None:
+    """Return how a task has ended for good; None if it has not, and is to be started (again)."""
+    ended = noted(folder, label)
+    return None if ended is None or ended.requeued else ended
+
+
+def noted(folder: Path, label: str) -> Outcome | None:
+    """Return how the task's last start has ended that has; None if none has, or it can't be read."""
+    with contextlib.suppress(OSError, ValueError):
+        ended = outcome.read(folder)
+        return ended if ended is not None and ended.job == label else None
+    return None
+
+
+def stopped(ended: Outcome | None, turn: Turn) -> bool:
+    """Whether the last start was stopped in time, and the task waits for another."""
+    return ended is not None and ended.requeued and ended.state == "STOPPED" and ended.time >= turn.time
+
+
+def is_elsewhere(folder: Path, label: str) -> bool:
+    """Whether a task's run directory is gone, or has become another job's by `submit --resume`."""
+    try:
+        return bool(json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES))["job"] != label)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError):  # it can't be read now
+        return False

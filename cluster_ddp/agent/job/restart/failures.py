@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,18 +84,10 @@ class History:
         self._has_begun = self._has_begun or kind == "start"
         self._append(File.ALLOCATIONS, {"kind": kind, "time": round(time.time(), 3), **values})
 
-    def note_over(self) -> None:
+    def close(self) -> None:
         """Note that the job has nothing from now on; without a start before, the end would be that of another job."""
         if self._has_begun:
             self.note("over", saved=self.saved_s)
-
-    @contextlib.contextmanager
-    def noting_the_end(self) -> Iterator[None]:
-        """Call `note_over` after the body, however it ends."""
-        try:
-            yield
-        finally:
-            self.note_over()
 
     @property
     def saved_s(self) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent import outcome
-from cluster_ddp.agent.job.pack import pack, packed_task, turns
+from cluster_ddp.agent.job.pack import pack, packed_task
 from cluster_ddp.agent.job.pack.task_limits import TaskLimits
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
@@ -74,17 +74,17 @@ def test_tasks_of_a_job_do_not_share_ports() -> None:
 def test_what_a_requeue_runs_again(
     tmp_path: Path, state: str, requeued: bool, is_final: bool, is_stopped: bool
 ) -> None:
-    turns.begin(tmp_path, turn := turns.Turn(2, 1, time.time()), shared=False)
-    assert turns.last(tmp_path) == turn
-    assert turns.final(tmp_path, "2_7") is None
+    packed_task.begin(tmp_path, turn := packed_task.Turn(2, 1, time.time()), shared=False)
+    assert packed_task.last(tmp_path) == turn
+    assert packed_task.final(tmp_path, "2_7") is None
     outcome.write(tmp_path, Outcome("2_7", 0, state, 0, requeued=requeued))
-    assert (turns.final(tmp_path, "2_7") is not None) == is_final
-    assert turns.stopped(turns.noted(tmp_path, "2_7"), turn) == is_stopped
-    assert turns.final(tmp_path, "2_8") is None, "another's"
-    assert turns.is_elsewhere(tmp_path, "2_7"), "no spec.json"
+    assert (packed_task.final(tmp_path, "2_7") is not None) == is_final
+    assert packed_task.stopped(packed_task.noted(tmp_path, "2_7"), turn) == is_stopped
+    assert packed_task.final(tmp_path, "2_8") is None, "another's"
+    assert packed_task.is_elsewhere(tmp_path, "2_7"), "no spec.json"
     (tmp_path / "spec.json").write_text('{"job": "2_7"}')
-    assert not turns.is_elsewhere(tmp_path, "2_7")
-    assert turns.is_elsewhere(tmp_path, "2_8"), "resumed as another job"
+    assert not packed_task.is_elsewhere(tmp_path, "2_7")
+    assert packed_task.is_elsewhere(tmp_path, "2_8"), "resumed as another job"
 
 
 def test_a_limit_counts_from_the_first_rank_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

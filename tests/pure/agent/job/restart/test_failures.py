@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -50,16 +51,16 @@ def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
     first.note("start", nodes=2, time=5.0)
     (run_dir / File.PROGRESS).write_text("step-1.pt")
     os.utime(run_dir / File.PROGRESS, (7.5, 7.5))
-    with pytest.raises(KeyError), second.noting_the_end():
+    with pytest.raises(KeyError), contextlib.closing(second):
         raise KeyError  # before it started any ranks: the first one may have been killed long ago
     assert len((run_dir / File.ALLOCATIONS).read_text().splitlines()) == 1
-    with pytest.raises(KeyError), first.noting_the_end():
+    with pytest.raises(KeyError), contextlib.closing(first):
         raise KeyError
     noted = [json.loads(line) for line in (run_dir / File.ALLOCATIONS).read_text().splitlines()]
     assert noted[0] == {"kind": "start", "nodes": 2, "time": 5.0}
     assert noted[1] == {"kind": "over", "time": noted[1]["time"], "saved": 7.5} and noted[1]["time"] > 1e9
     assert (History(None, is_first=True).saved_s, second.saved_s) == (None, 7.5)
-    History(None, is_first=True).note_over()
+    History(None, is_first=True).close()
 
 
 @pytest.mark.parametrize(
