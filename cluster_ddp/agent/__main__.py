@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return 0 if staging.unpack(Path(words[0]), os.environ[Env.COPY], words[1], os.environ) else 1
         if verb == "link":
-            from cluster_ddp.agent.job.continuation import chain
+            from cluster_ddp.agent.job import chain
 
             return chain.begin(Path(words[0]), int(words[1]), words[2:], os.environ)
         if verb != "job":

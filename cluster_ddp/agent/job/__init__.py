@@ -9,9 +9,9 @@ srun_step       srun's command
 tasks           the tasks of a job of Slurm: their steps and their channel
 task_reports    what the tasks have said
 pack            jobs that hold several tasks of an array
-restart         what follows a failure
+restart         what follows a failure, or a stop in time
+chain           where a job is not to be requeued: the next job of its chain
 job_log         writes to the job's log, and reads its last lines
-continuation    how a job continues after its end: its requeue, or the next job of its chain
 slurm_commands  runs Slurm's commands; its configuration, when the job started and will end
 shell_env       a job's environment: completed where a shell lacks some of it, cleaned of another job's
 """

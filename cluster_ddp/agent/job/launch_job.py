@@ -11,8 +11,7 @@ from pathlib import Path
 
 from cluster_ddp import ownership
 from cluster_ddp.agent import launch_env, python_command
-from cluster_ddp.agent.job import job_log, shell_env
-from cluster_ddp.agent.job.continuation import chain
+from cluster_ddp.agent.job import chain, job_log, shell_env
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.launch_env import Shape

@@ -18,7 +18,7 @@ from cluster_ddp.agent import channel_server, launch_env, outcome
 from cluster_ddp.agent.channel import Key
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log, srun_step
-from cluster_ddp.agent.job.continuation import requeue
+from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import chain_file, rank_notes
-from cluster_ddp.agent.job import job_log, slurm_commands, srun_step, tasks
-from cluster_ddp.agent.job.continuation import chain, requeue
+from cluster_ddp.agent.job import chain, job_log, slurm_commands, srun_step, tasks
 from cluster_ddp.agent.job.job_setup import JobSetup
+from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.agent.job.starts import Starts
 from cluster_ddp.agent.outcome import Outcome

@@ -17,9 +17,9 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import array_values, launch_env, outcome
 from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
-from cluster_ddp.agent.job.continuation import requeue
 from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.agent.job.pack.packed_task import Turn
+from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options, words
 from cluster_ddp.agent.outcome import AGENT_KILLED, Outcome
 from cluster_ddp.agent.task import signals, staging

@@ -12,7 +12,7 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import chain_file
-from cluster_ddp.agent.job.continuation import chain
+from cluster_ddp.agent.job import chain
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends.identity import Identity
 from cluster_ddp.submission.backends.slurm import due_job

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import pytest
 from slowness import scaled, wait_until
 
-from cluster_ddp.agent.job.continuation import requeue
+from cluster_ddp.agent.job.restart import requeue
 
 DISABLED = "Requested operation is presently disabled for job 71"
 AWAY = "slurm_update error: Unexpected message received"
@@ -25,7 +25,7 @@ AGENT = """import json, os, signal, sys, time
 sys.path[:0] = json.loads(sys.argv[1])
 import threading
 from cluster_ddp.agent.job import slurm_commands
-from cluster_ddp.agent.job.continuation import requeue
+from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.slurm.variables import Variables
 sleep = time.sleep
 time.sleep = lambda s: os.kill(os.getpid(), signal.SIGKILL) if s == 60 else sleep(s / 1000)

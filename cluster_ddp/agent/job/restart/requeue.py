@@ -9,11 +9,11 @@ TERM ends this process soon after Slurm accepted a requeue. While nodes are to b
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Iterator, Mapping, Sequence
 
 from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.protocol import EXIT_STOPPED
@@ -101,33 +101,20 @@ def node_lists(shown: str) -> dict[str, str]:
     return {key: value.replace("(null)", "") for key, value in _NODE_LISTS.findall(shown)}
 
 
-class _HeldTerm:
-    """TERM while nodes are to be excluded: it is noted, and ends nothing.
+@contextlib.contextmanager
+def _term_noted(is_needed: bool) -> Iterator[list[int]]:
+    """TERM during the body, while nodes are to be excluded, is noted in the list, and ends nothing.
 
     By a handler: if this thread blocked TERM, it would end the process in another of its threads.
     """
-
-    def __init__(self) -> None:
-        self.is_held = self._came = False
-        self._before: Callable[[int, FrameType | None], object] | int | None = None
-
-    def came(self) -> bool:
-        return self._came
-
-    def hold(self) -> None:
-        if not self.is_held:
-            self._before = signal.signal(signal.SIGTERM, self._note)
-            self.is_held = True
-
-    def release(self) -> None:
-        """Give TERM the effect that it had before."""
-        if self.is_held:
+    came = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number)) if is_needed else None
+    try:
+        yield came
+    finally:
+        if is_needed:
             with slurm_commands.term(signal.SIG_BLOCK):  # else one that comes just now could be lost
-                signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
-            self.is_held = False
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came = True
+                signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 class _Requeue:
@@ -144,49 +131,42 @@ class _Requeue:
         does: str = "Requeueing",
     ) -> None:
         self._job, self._leave, self._env, self._nodes, self._needed = job, leave, env, nodes, needed
-        self._does = does
-        self._has_said = False
-        self._term = _HeldTerm()
+        self._does, self._has_said = does, False
+        self._is_other = bool(leave or nodes)
+        """Whether the job is to ask for other nodes. Until it does, TERM is held in what runs here."""
 
     def ask(self) -> bool:
         """Ask Slurm, until it ends this process with TERM, it refuses, or `PATIENCE_S` are over."""
-        try:
-            found = self._ask_until_ended()
-            if self._term.came():
-                self._leave_behind()
+        give_up_at, found = time.monotonic() + PATIENCE_S, ""
+        while time.monotonic() < give_up_at:
+            with _term_noted(self._is_other) as came:
+                refusal = self._request(came, give_up_at)
+                if self._is_other and (came or not refusal):
+                    self.exclude()  # the job is pending, and can't start while this process lives
+            if came:
                 return True
-        finally:
-            self._term.release()
+            if refusal:
+                found = f"Slurm said: {_in_a_line(refusal)}"
+                break
+            time.sleep(END_S)  # until TERM; a controller that is killed now may forget the request
+            found = f"Slurm accepted the request, but did not end this start within {END_S:g} s."
         hint = next((hint for sign, hint in _HINTS if sign in found), _HINT)
         job_log.say(f"error: Requeueing job {self._job}:\n  {found}\n  Hint: {hint}")
         return False
 
-    def _ask_until_ended(self) -> str:
-        """Return what was found last."""
-        give_up_at, found = time.monotonic() + PATIENCE_S, ""
-        while not self._term.came() and time.monotonic() < give_up_at:
-            if self._leave or self._nodes:
-                self._term.hold()
+    def _request(self, came: Sequence[int], give_up_at: float) -> str:
+        """Ask until Slurm accepts it, refuses it for good, or TERM came. Returns what Slurm said; empty if accepted."""
+        said = ""
+        while True:
             refusal = self._scontrol("requeue", self._job)
-            if not refusal:
-                self._leave_behind()
-                if not self._term.came():
-                    time.sleep(END_S)  # until TERM; a controller that is killed now may forget the request
-                found = f"Slurm accepted the request, but did not end this start within {END_S:g} s."
-                continue
-            last, found = found, f"Slurm said: {_in_a_line(refusal)}"
-            if _FINAL.search(refusal):
-                break
-            if found != last:
-                job_log.say(f"{found}. Trying again for half an hour.")
+            if not refusal or _FINAL.search(refusal) or time.monotonic() + RETRY_S >= give_up_at:
+                return refusal
+            if refusal != said:
+                job_log.say(f"Slurm said: {_in_a_line(refusal)}. Trying again for half an hour.")
+            said = refusal
             time.sleep(RETRY_S)
-        return found
-
-    def _leave_behind(self) -> None:
-        """Exclude the nodes, if TERM is held for that. The job is pending, and can't start while this process lives."""
-        if self._term.is_held:
-            self.exclude()
-            self._term.release()
+            if came:
+                return refusal
 
     def exclude(self) -> None:
         """Tell Slurm which nodes the job, which is pending, is to exclude, and how many it asks for."""
@@ -237,9 +217,8 @@ class _Requeue:
         return "" if answer.is_ok else answer.words
 
     def _ask(self, *arguments: str) -> slurm_commands.Answer:
-        return slurm_commands.ask(
-            ["scontrol", *arguments], self._env, with_stderr=True, outlives_term=self._term.is_held
-        )
+        argv = ["scontrol", *arguments]
+        return slurm_commands.ask(argv, self._env, with_stderr=True, outlives_term=self._is_other)
 
 
 def _in_a_line(words: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.agent import chain_file
 from cluster_ddp.agent.job import job_log, shell_env, slurm_commands
-from cluster_ddp.agent.job.continuation import requeue
+from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.rank_notes import one_line, read_regular
 from cluster_ddp.protocol import RESUME, Env, File
 
