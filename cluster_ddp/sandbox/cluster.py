@@ -1,4 +1,7 @@
-"""Start a sandbox, remove it, and show its state."""
+"""Start a sandbox, remove it, and show its state.
+
+`python -m cluster_ddp.sandbox.cluster NAME PROCESS` removes one once the process that wants it has ended.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -18,7 +22,7 @@ from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import accounting, daemons, network, prerequisites, slurm_conf
 from cluster_ddp.sandbox.layout import STATE_ROOT, Layout, check_name, environment_of
 
-_REAPER = "cluster_ddp.sandbox.reaper"
+_REAPER = "cluster_ddp.sandbox.cluster"
 
 
 def up(
@@ -62,7 +66,10 @@ def up(
 
 
 def keep(name: str) -> None:
-    """Let a sandbox end with this process, however that ends. A reaper sees to that; `down` ends it."""
+    """Let a sandbox end with this process, however that ends. A reaper sees to that; `down` ends it.
+
+    It is in a session of its own: what interrupts or kills this process does not reach it.
+    """
     command = [sys.executable, "-m", _REAPER, name, str(os.getpid())]
     quiet = subprocess.DEVNULL
     subprocess.Popen(command, cwd="/", stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -181,3 +188,18 @@ def _reapers(name: str) -> set[int]:
         with contextlib.suppress(OSError):  # it has just ended
             found |= {int(path.parent.name)} if words in path.read_bytes() else set()
     return found
+
+
+def _reap(name: str, process: int) -> None:
+    """Wait for the end of a process, in whatever way it comes (pidfd_open(2)), then remove a sandbox."""
+    with contextlib.suppress(ProcessLookupError):
+        ended = os.pidfd_open(process)
+        if os.getppid() == process:  # else it has ended already, and its id may be another's
+            with selectors.DefaultSelector() as selector:
+                selector.register(ended, selectors.EVENT_READ)
+                selector.select()
+    down(name)
+
+
+if __name__ == "__main__":
+    _reap(sys.argv[1], int(sys.argv[2]))

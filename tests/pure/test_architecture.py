@@ -71,8 +71,10 @@ def test_packages_import_only_what_they_may(package: str) -> None:
 
 def test_the_sandbox_could_be_a_package_of_its_own() -> None:
     for module in (name for name in MODULES if name.startswith("cluster_ddp.sandbox")):
-        others = {name for name in imports(module) if not name.startswith(("cluster_ddp.sandbox", "cluster_ddp.slurm"))}
-        assert others <= {f"cluster_ddp.{name}" for name in ("errors", "protocol", "argument_parser")}, module
+        others = {name for name in imports(module) if not name.startswith("cluster_ddp.sandbox")}
+        needed = ("errors", "protocol", "argument_parser", "slurm", "slurm.commands")  # as its README says
+        assert others <= {f"cluster_ddp.{name}" for name in needed}, module
+    assert imports("cluster_ddp.slurm.commands") <= {"cluster_ddp.errors", "cluster_ddp.waiting_notice"}
 
 
 def test_ranks_write_to_the_run_directory_only_while_it_is_theirs() -> None:

@@ -36,7 +36,7 @@ def traces() -> set[str]:
     folders = [path.name for path in STATE_ROOT.glob(NAME)]
     processes = [f"{pid} {command(pid)}" for pid in network.processes(NAME)]
     numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    reapers = [f"{pid} {command(pid)}" for pid in numbers if f"cluster_ddp.sandbox.reaper {NAME} " in command(pid)]
+    reapers = [f"{pid} {command(pid)}" for pid in numbers if f"cluster_ddp.sandbox.cluster {NAME} " in command(pid)]
     return {*network.interfaces(NAME), *namespaces, *folders, *processes, *reapers}
 
 
