@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster_ddp import ownership
 from cluster_ddp.protocol import Env
 
 LONGEST = 300
@@ -81,13 +82,13 @@ def folder() -> Iterator[Path]:
     It is removed after the body. Those of processes that were killed are removed first: who has one locks it. If none
     can be made, nothing can be noted: then it is no folder.
     """
-    made, lock = _locked_folder()
+    made, locked = _locked_folder()
     try:
         yield made
     finally:
-        if lock is not None:
+        if locked is not None:
             _remove(made)
-            os.close(lock)
+            os.close(locked)
 
 
 def _locked_folder() -> tuple[Path, int | None]:
@@ -96,21 +97,28 @@ def _locked_folder() -> tuple[Path, int | None]:
             remove_leftovers(parent)
             made = parent / f"{_PREFIX}{os.urandom(4).hex()}"
             made.mkdir(mode=0o700)  # fails if there is one
-            return made, _lock(made)
+            return made, lock(made)
     return Path(os.devnull), None
 
 
-def _lock(path: Path) -> int:
-    """Lock a folder of ours, until its descriptor is closed: a process that is killed closes it, too."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def lock(path: Path, how: int = fcntl.LOCK_EX) -> int:
+    """Lock a folder of ours, until its descriptor is closed: a process that is killed closes it, too.
+
+    Raises:
+        OSError: it is no folder, or not ours alone; it has been removed; somebody else has locked it.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.fstat(descriptor).st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
+        seen = os.fstat(folder)
+        if seen.st_uid != os.geteuid() or ownership.others(seen):
+            raise PermissionError(errno.EPERM, "others may have written it", str(path))
+        fcntl.flock(folder, how | fcntl.LOCK_NB)
+        if not os.path.samestat(seen, path.lstat()):
+            raise FileNotFoundError(errno.ENOENT, "it has been removed", str(path))
+    except BaseException:
+        os.close(folder)
         raise
-    return descriptor
+    return folder
 
 
 def remove_leftovers(parent: Path, *, new_s: float = _NEW_S) -> None:
@@ -118,9 +126,9 @@ def remove_leftovers(parent: Path, *, new_s: float = _NEW_S) -> None:
     for left in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - left.lstat().st_mtime > new_s:
-                lock = _lock(left)
+                locked = lock(left)
                 _remove(left)
-                os.close(lock)
+                os.close(locked)
 
 
 def _remove(made: Path) -> None:

@@ -100,11 +100,9 @@ def environment(name: str) -> dict[str, str]:
     """
     check_name(name)
     if not (STATE_ROOT / name / "slurm.conf").exists():
-        raise SandboxError(
-            f"Using the sandbox {name!r}:",
-            f"it is not up; sandboxes on this machine: {', '.join(_names()) or 'none'}.",
-            f"cluster-ddp sandbox up --name {name}",
-        )
+        others = ", ".join(sorted(path.name for path in STATE_ROOT.glob("*") if path.is_dir())) or "none"
+        found = f"it is not up; sandboxes on this machine: {others}."  # crashed ones included
+        raise SandboxError(f"Using the sandbox {name!r}:", found, f"cluster-ddp sandbox up --name {name}")
     return environment_of(name)
 
 
@@ -116,11 +114,6 @@ def node_states(name: str) -> dict[str, str]:
 def _exists(name: str) -> bool:
     """Whether any trace of a sandbox exists."""
     return (STATE_ROOT / name).exists() or bool(network.namespaces(name) or network.interfaces(name))
-
-
-def _names() -> list[str]:
-    """The names of this machine's sandboxes, crashed ones included."""
-    return sorted(path.name for path in STATE_ROOT.glob("*") if path.is_dir())
 
 
 @contextlib.contextmanager

@@ -116,7 +116,8 @@ def write(layout: Layout, slurm: Path | None, *, with_accounting: bool) -> None:
         for gpu in range(layout.gpus_per_node):
             # The device of /dev/null: Slurm needs a device file for each GPU and never opens it.
             os.mknod(folder / "dev" / f"gpu{gpu}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
-        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu{_range(layout)}\n")
+        numbers = "0" if layout.gpus_per_node == 1 else f"[0-{layout.gpus_per_node - 1}]"
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu{numbers}\n")
 
 
 def _slurm_conf(layout: Layout, with_accounting: bool) -> str:
@@ -153,7 +154,3 @@ def _hosts(layout: Layout) -> str:
     ours = "".join(f"{address} {host}\n::ffff:{address} {host}\n" for address, host in hosts.items())
     machine = Path("/etc/hosts")
     return f"{ours}::1 localhost\n{machine.read_text() if machine.exists() else ''}"
-
-
-def _range(layout: Layout) -> str:
-    return "0" if layout.gpus_per_node == 1 else f"[0-{layout.gpus_per_node - 1}]"

@@ -7,6 +7,7 @@ stopped in time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -95,13 +96,14 @@ class LocalJob:
         with contextlib.closing(Server(listener, key, reports.hear, reports.gone)) as server:
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
             no_notes = Notes(Path(os.devnull))  # the ranks have supervisors of their own
-            supervisor = Supervisor(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=self._cancel)
-            self._supervisor, self._state = supervisor, ""
+            cancel = functools.partial(self._end, "CANCELLED")
+            self._supervisor = Supervisor(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=cancel)
+            self._state = ""
             for rank in range(self.ranks if self.options.launcher == "srun" else 1):
                 self._start_task(rank, env)
             self._deadline = time.monotonic() + self._limit_s
             self._warn_at = self._deadline - WARNING_S if self._limit_s > WARNING_S else float("inf")
-            status = supervisor.keep(self._look_at_the_clock)
+            status = self._supervisor.keep(self._look_at_the_clock)
             server.drain(1.0)
         return self._judged(status, start, reports)
 
@@ -113,9 +115,6 @@ class LocalJob:
         except OSError as error:
             found = f"{error.strerror}: {error.filename}."
             raise RunDirError(f"Starting task {rank}:", found, "choose another folder: --run-dir PATH") from error
-
-    def _cancel(self) -> None:
-        self._end("CANCELLED")
 
     def _end(self, state: str) -> None:
         self._state = self._state or state

@@ -67,12 +67,9 @@ def own(env: Mapping[str, str]) -> dict[str, str]:
 
 def inherited(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that a new job inherits: this shell's, without the variables of a job around it."""
-    return {name: value for name, value in env.items() if name in _KEPT or not _is_of_a_job(name, env)}
-
-
-def _is_of_a_job(name: str, env: Mapping[str, str]) -> bool:
-    of_gpus = name in _GPUS_OF_A_JOB and "SLURM_JOB_ID" in env
-    return name.startswith(_SLURMS) or is_of_ranks(name) or of_gpus
+    gpus = _GPUS_OF_A_JOB if "SLURM_JOB_ID" in env else ()
+    of_a_job = {name for name in env if name.startswith(_SLURMS) or is_of_ranks(name) or name in gpus}
+    return {name: value for name, value in env.items() if name in _KEPT or name not in of_a_job}
 
 
 def is_of_ranks(name: str) -> bool:

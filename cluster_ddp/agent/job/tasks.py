@@ -137,7 +137,7 @@ class Tasks:
 
     def wait(self) -> int:
         """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""
-        status = self._supervisor.keep(self._due, until=self._is_over)
+        status = self._supervisor.keep(self._due, until=lambda: self.stays and self._reports.is_over(time.monotonic()))
         if not self._supervisor.is_running:
             self._server.drain(_LAST_WORDS_S if not self.stays else 0.0)
             return status
@@ -197,9 +197,6 @@ class Tasks:
             standby = self._standby
             return standby if standby is not None and message["standby"] == standby.mark else None
         return self._reports if is_ours else None
-
-    def _is_over(self) -> bool:
-        return self.stays and self._reports.is_over(time.monotonic())
 
     def _due(self) -> float:
         """Look after limits and spares, and for silent nodes. Returns the seconds until the next look."""

@@ -10,7 +10,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,28 +60,19 @@ def spawn(
     more = {"file_actions": actions, "setsigmask": (), "setsigdef": {*default, *_IGNORED_BY_PYTHON} - {*ignored}}
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)  # it is blocked: one that comes now is held nevertheless
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
+        if _first_files:  # srun gives its limits to the ranks; files that are open stay open meanwhile
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_first_files[0], files[1]))
         return _started(command, env, more)
     finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
         for number in ignored:
             signal.signal(number, lambda number, frame: None)
         if target is not None:
             os.close(target)
 
 
-@contextlib.contextmanager
-def _first_limit() -> Iterator[None]:
-    """Files that are open stay open meanwhile. srun gives its limits to the ranks."""
-    now = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if _first_files:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_first_files[0], now[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, now)
-
-
-@_first_limit()
 def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, Any]) -> int:
     """posix_spawnp(3) would look on the PATH of this process. An error that says more than "not found" counts."""
     program = command[0]

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cluster_ddp import ownership
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import node_name
 
@@ -49,10 +50,6 @@ class Staged(NamedTuple):
     lock: int | None = None
     """Descriptor of the lock on the copy. Child processes inherit it, so that the copy stays while they run; those of
     `subprocess` need `pass_fds`."""
-
-
-class _GaveUpError(Exception):
-    """Why a node can't unpack the environment."""
 
 
 def new_name(job_id: str) -> str:
@@ -83,21 +80,12 @@ def unpack(archive: Path, copy_name: str, venv: str, env: Mapping[str, str]) -> 
         _remove_leftovers(disk)
         with open(_open_archive(archive), "rb") as tar:
             _extract(tar, disk / f"{copy_name}-{env['SLURM_NODEID']}", env)
-    except (OSError, _GaveUpError) as error:
-        node = node_name(env)
-        print(
-            f"warning: Node {node} could not unpack the environment ({_reason(error)}). Its ranks import from {venv}.",
-            file=sys.stderr,
-            flush=True,
-        )
+    except OSError as error:
+        node, why = node_name(env), ": ".join(filter(None, (error.filename, error.strerror))) or str(error)
+        said = f"warning: Node {node} could not unpack the environment ({why}). Its ranks import from {venv}."
+        print(said, file=sys.stderr, flush=True)
         return False
     return True
-
-
-def _reason(error: OSError | _GaveUpError) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-    return str(error)
 
 
 def use(venv: str, command: Sequence[str], env: Mapping[str, str]) -> Staged:
@@ -107,7 +95,7 @@ def use(venv: str, command: Sequence[str], env: Mapping[str, str]) -> Staged:
         return as_it_is
     try:
         copy = _disk(env) / f"{env[Env.COPY]}-{env['SLURM_NODEID']}"
-        lock = _lock(copy, fcntl.LOCK_SH)
+        lock = rank_notes.lock(copy, fcntl.LOCK_SH)
     except OSError:
         return as_it_is
     if not os.access(copy / "bin" / "python", os.X_OK):
@@ -147,7 +135,7 @@ def _refuse_weak(disk: Path) -> None:
     for part in (disk, *disk.parents):
         seen = part.lstat()
         if ownership.others(seen) or stat.S_ISLNK(seen.st_mode):
-            raise _GaveUpError(f"others may replace what is in {part}; set SLURM_TMPDIR to a folder of yours")
+            raise OSError(f"others may replace what is in {part}; set SLURM_TMPDIR to a folder of yours")
 
 
 def _open_archive(path: Path) -> int:
@@ -158,7 +146,7 @@ def _open_archive(path: Path) -> int:
         if stat.S_ISREG(seen.st_mode) and _is_ours(seen):
             return descriptor
         os.close(descriptor)
-    raise _GaveUpError(f"{path} is not a file of yours that only you can write")
+    raise OSError(f"{path} is not a file of yours that only you can write")
 
 
 def _is_ours(seen: os.stat_result) -> bool:
@@ -172,13 +160,13 @@ def _extract(archive: BinaryIO, copy: Path, env: Mapping[str, str]) -> None:
     part = copy.with_name(f"{copy.name}.part")
     part.mkdir(mode=0o700)
     try:
-        lock = _lock(part, fcntl.LOCK_SH)  # it may take longer than the age of leftovers
+        lock = rank_notes.lock(part, fcntl.LOCK_SH)  # it may take longer than the age of leftovers
         try:
             tar = ["tar", "-xf", "-", "-C", str(part)]
             done = subprocess.run(tar, stdin=archive, stderr=subprocess.PIPE, env=dict(env))
             if done.returncode != 0:
                 said = os.fsdecode(done.stderr).strip().split("\n")[0] or f"tar ended with status {done.returncode}"
-                raise _GaveUpError(f"{said}; is the disk of {copy.parent} full?")
+                raise OSError(f"{said}; is the disk of {copy.parent} full?")
             os.utime(lock)
             part.rename(copy)
         finally:
@@ -186,26 +174,6 @@ def _extract(archive: BinaryIO, copy: Path, env: Mapping[str, str]) -> None:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-
-
-def _lock(copy: Path, how: int) -> int:
-    """Lock a copy; return the lock's descriptor.
-
-    Raises:
-        OSError: it is no folder, or not ours alone; it has been removed; somebody uses it, if the lock is exclusive.
-    """
-    folder = os.open(copy, _OPEN | os.O_DIRECTORY)
-    try:
-        seen = os.fstat(folder)
-        if not _is_ours(seen):
-            raise PermissionError(errno.EPERM, "others may have written it", str(copy))
-        fcntl.flock(folder, how | fcntl.LOCK_NB)
-        if not os.path.samestat(seen, copy.lstat()):
-            raise FileNotFoundError(errno.ENOENT, "it has been removed", str(copy))
-    except BaseException:
-        os.close(folder)
-        raise
-    return folder
 
 
 def _remove_leftovers(disk: Path) -> None:
@@ -218,7 +186,7 @@ def _remove_leftovers(disk: Path) -> None:
 
 def _remove_unused(copy: Path) -> None:
     with contextlib.suppress(OSError):
-        lock = _lock(copy, fcntl.LOCK_EX)
+        lock = rank_notes.lock(copy, fcntl.LOCK_EX)
         try:
             shutil.rmtree(copy, ignore_errors=True)
         finally:

@@ -82,7 +82,9 @@ class Task:
         processes.adopt_orphans()
         self._orders = Orders(self._client, waits or int(self._env[Env.START]), wake)
         if waits:
-            self._warm.begin_at_once(*rank_command.launched(self._options, self._env))
+            command, env = rank_command.launched(self._options, self._env)
+            self._warm.begin(command, {**env, Env.NOTES: os.devnull}, at_once=True)  # so that it is known as a rank
+            self._warm.look()
             self._client.always["standby"] = waits
             self._client.say("waiting", **self._place())
         is_to_start = not waits or self._is_to_start_again()
@@ -136,7 +138,10 @@ class Task:
             self._tell(End(self._rank, node_name(os.environ), status, why))
             return status
         check = self._check = GroupCheck(pid, self._rank, int(env.get("WORLD_SIZE", "1")), notes, self._client)
-        status = supervisor.keep(lambda: self._look(supervisor, check), until=self._is_told)
+        orders = self._orders
+        status = supervisor.keep(
+            lambda: self._look(supervisor, check), until=lambda: orders is not None and orders.must_end
+        )
         if supervisor.is_running:  # the job ends this start
             supervisor.kill()
             status = outcome.KILL
@@ -159,16 +164,13 @@ class Task:
         else:
             supervisor.adopt(self._rank, pid)
         if self._orders is not None:
-            self._warm.begin(*rank)
+            self._warm.begin(rank[0], {**rank[1], Env.START: str(int(env[Env.START]) + 1)})
         return pid
 
     def _look(self, supervisor: Supervisor, check: GroupCheck) -> float:
         if self._warm.was_killed():
             supervisor.count_oom_kills()
         return min(check.look(), self._warm.look())
-
-    def _is_told(self) -> bool:
-        return self._orders is not None and self._orders.must_end
 
     def _examined(self, env: Mapping[str, str], notes: Notes) -> int:
         """Run the doctor before the ranks: it takes seconds. Returns its exit status."""

@@ -21,7 +21,6 @@ from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.agent.task.supervisor import say
 from cluster_ddp.errors import SpecError
-from cluster_ddp.protocol import Env
 
 MODULE = "cluster_ddp.runtime.fork.warm_rank"
 READY = b"ready\n"
@@ -47,18 +46,10 @@ class Warm:
         self._link: socket.socket | None = None
         self._command: Sequence[str] = ()
 
-    def begin(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Note that a rank has been started: the process becomes that of the start after it."""
-        self._expect(command, {**env, Env.START: str(int(env[Env.START]) + 1)}, AFTER_S)
-
-    def begin_at_once(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start the process, for this very start. See `begin`."""
-        self._expect(command, {**env, Env.NOTES: os.devnull}, 0.0)  # so that it is known as a rank
-        self.look()
-
-    def _expect(self, command: Sequence[str], env: Mapping[str, str], after_s: float) -> None:
+    def begin(self, command: Sequence[str], env: Mapping[str, str], *, at_once: bool = False) -> None:
+        """Note what the process becomes, and when it is to be started; see `look`."""
         self._command, self._env = command, env
-        self._due = _NEVER if self._why_cold else time.monotonic() + after_s
+        self._due = _NEVER if self._why_cold else time.monotonic() + (0.0 if at_once else AFTER_S)
 
     def look(self) -> float:
         """Start the process, if it is time. Returns the seconds until then."""

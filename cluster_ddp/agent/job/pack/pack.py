@@ -80,7 +80,8 @@ class Pack:
             signal.signal(number, signal.SIG_IGN)  # what comes now has nobody to go to
         signals.let_come(_HELD)
         left = [task for task in self._tasks if not self._is_done(task)]
-        failed = {task: ended.status for task in self._tasks if (ended := self._final(task)) and _has_failed(ended)}
+        ends = {task: ended for task in self._tasks if (ended := self._final(task)) and ended.state != "CANCELLED"}
+        failed = {task: ended.status for task, ended in ends.items() if ended.status}
         status = EXIT_STOPPED if left else next(iter(failed.values()), 0)
         srun_step.clean_up(self._options, self._env, status)
         if left and is_over:
@@ -187,8 +188,3 @@ class Pack:
         for pid in processes.children(os.getpid()):
             if pid not in self._running:
                 signals.send(pid, signal.SIGTERM)
-
-
-def _has_failed(ended: Outcome) -> bool:
-    """Whether a task has failed: one that somebody has cancelled has not."""
-    return bool(ended.status) and ended.state != "CANCELLED"

@@ -36,7 +36,10 @@ class TaskLimits:
     def __init__(self, options: Options, env: Mapping[str, str], folder: Path | None) -> None:
         self._env, self._folder, self._limit_s = env, folder, options.time_limit_s
         name, _, before_s = options.signal.removeprefix("R:").partition("@")
-        self._warning = None if not name else _signal(name)
+        self._warning: signal.Signals | None = None
+        if name:
+            number = int(name) if name.isdecimal() else signal.Signals[f"SIG{name.removeprefix('SIG')}"]
+            self._warning = signal.Signals(number)
         self._before_s = float(before_s or 60)
         self._end_at = self._warn_at = self._kill_at = _NEVER
         self._has_begun = False
@@ -96,7 +99,3 @@ class TaskLimits:
             return os.path.lexists(self._folder / File.CANCEL)
         except OSError:
             return False
-
-
-def _signal(name: str) -> signal.Signals:
-    return signal.Signals(int(name)) if name.isdecimal() else signal.Signals[f"SIG{name.removeprefix('SIG')}"]

@@ -138,7 +138,8 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
     """Why the job ends; empty if it does not."""
     failures = [*before, now]
     if len(failures) > restarts:
-        return f"failed {_times(len(failures))} (--restarts {restarts})"
+        times = {1: "once", 2: "twice"}.get(len(failures), f"{len(failures)} times")
+        return f"failed {times} (--restarts {restarts})"
     newest = [one.checkpoint for one in failures[-_WITHOUT_PROGRESS:]]
     if now.checkpoint and newest == [now.checkpoint] * _WITHOUT_PROGRESS:
         return f"failed four times without a new checkpoint (the newest: {now.checkpoint})"
@@ -156,7 +157,3 @@ def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
     is_second = bool(now.node) and any(one.node == now.node and now.node not in one.without for one in before)
     why = Reason(f"A start failed first there twice; now: {now.words or 'without a word'}")
     return {now.node: why} if is_second else {}
-
-
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -89,11 +89,6 @@ class Spares:
         self._lost: list[str] = []
 
     @property
-    def nodes(self) -> list[str]:
-        """All of them."""
-        return list(self._faults)
-
-    @property
     def lost(self) -> list[str]:
         """Those whose connection has ended."""
         with self._changed:

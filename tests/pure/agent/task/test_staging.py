@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 from strangers import STRANGER, USER, as_stranger, folder_of_all, needs_a_stranger
 
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.task import staging
 from cluster_ddp.agent.task.staging import Staged
 from cluster_ddp.protocol import Env
@@ -224,7 +225,7 @@ def test_what_killed_jobs_have_left_is_removed_after_an_hour(node: Node, monkeyp
     link = node.disk / "cluster_ddp-env-linked"
     link.symlink_to("mine")
     os.utime(link, (0, 0), follow_symlinks=False)
-    used = staging._lock(node.disk / "cluster_ddp-env-used", fcntl.LOCK_SH)
+    used = rank_notes.lock(node.disk / "cluster_ddp-env-used", fcntl.LOCK_SH)
     os.utime(node.venv, (0, 0))
     with tarfile.open(node.archive, "w") as tar:
         tar.add(node.venv, arcname=".")  # the copy gets its time
