@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
-from cluster_ddp.slurm import accounts, partitions
+from cluster_ddp.slurm import partitions
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.checks import feasibility
 from cluster_ddp.submission.cli import first_cluster_toml, options
@@ -129,9 +129,9 @@ def _accounts(partition: str | None) -> tuple[list[str], list[str]]:
     """The user's accounts, and those that may use the partition; the default one first. Empty without accounting."""
     known: list[str] = []
     with suppress(SlurmError):
-        known = accounts.read(getpass.getuser())
+        known = partitions.accounts_of(getpass.getuser())
         if partition is not None and known:
-            rule = accounts.access(partition)
+            rule = partitions.access(partition)
             return known, [name for name in known if rule.names(name)]
     return known, known
 

@@ -74,20 +74,14 @@ class Layout:
         """The network interface that joins the nodes; the machine itself is the login node on it."""
         return f"cddp{self.index}"
 
-    @property
-    def subnet(self) -> str:
-        """The sandbox's addresses."""
-        return f"10.213.{self.index}.0/24"
-
-    @property
-    def login_address(self) -> str:
-        """The machine's own address on the bridge."""
-        return f"10.213.{self.index}.1"
+    def address(self, number: int) -> str:
+        """One of the sandbox's addresses: 0 is the subnet's, 1 the machine's own on the bridge, 10 + N node N's."""
+        return f"10.213.{self.index}.{number}"
 
     @property
     def controller_address(self) -> str:
         """Where slurmctld is."""
-        return f"10.213.{self.index}.2"
+        return self.address(2)
 
     @property
     def node_names(self) -> list[str]:
@@ -97,8 +91,7 @@ class Layout:
     @property
     def hosts_by_address(self) -> dict[str, str]:
         """Address -> host name of every namespace, the controller first."""
-        prefix = f"10.213.{self.index}."
-        nodes = {f"{prefix}{10 + i}": name for i, name in enumerate(self.node_names, 1)}
+        nodes = {self.address(10 + i): name for i, name in enumerate(self.node_names, 1)}
         return {self.controller_address: CONTROLLER, **nodes}
 
     def namespace(self, host: str) -> str:

@@ -41,7 +41,7 @@ def ip(*arguments: str) -> str:
 
 def subnet_is_free(layout: Layout) -> bool:
     """Whether neither a route nor an interface of the machine uses the layout's subnet or bridge."""
-    wanted = ipaddress.ip_network(layout.subnet)
+    wanted = ipaddress.ip_network(f"{layout.address(0)}/24")
     routes = (route.get("dst", "default") for route in json.loads(ip("-json", "route") or "[]"))
     used = (ipaddress.ip_network(dst, strict=False) for dst in routes if dst != "default")
     return not (INTERFACES / layout.bridge).exists() and not any(wanted.overlaps(network) for network in used)
@@ -56,7 +56,7 @@ def build(layout: Layout) -> None:
     alias = namespace_prefix(layout.name)
     ip("link", "add", layout.bridge, "type", "bridge")
     ip("link", "set", layout.bridge, "alias", alias)
-    ip("addr", "add", f"{layout.login_address}/24", "dev", layout.bridge)
+    ip("addr", "add", f"{layout.address(1)}/24", "dev", layout.bridge)
     ip("link", "set", layout.bridge, "up")
     for address, host in layout.hosts_by_address.items():
         namespace, link = layout.namespace(host), layout.link(host)

@@ -9,6 +9,5 @@ hostlist     expands node[1-4]
 commands     the caller of sbatch, squeue and the others
 job_status   the status of jobs
 reasons      why a job waits or has ended, in words
-partitions   nodes, CPUs, memory, GPUs and limits, by sinfo
-accounts     the accounts that a user may charge
+partitions   nodes, CPUs, memory, GPUs and limits, by sinfo; the accounts that a user may charge, and that they take
 """

@@ -15,7 +15,7 @@ from slowness import scaled
 
 from cluster_ddp.errors import JobNotFoundError, SandboxError
 from cluster_ddp.sandbox import accounting, cluster, prerequisites
-from cluster_ddp.slurm import accounts, commands, job_status
+from cluster_ddp.slurm import commands, job_status, partitions
 
 pytestmark = pytest.mark.full
 
@@ -61,9 +61,9 @@ def said(accounted: Cluster, project: Path, *words: str) -> str:
 
 
 def test_the_accounts_of_a_user_and_of_a_partition(accounted: Cluster) -> None:
-    default, *others = accounts.read("root", env=accounted.env)
+    default, *others = partitions.accounts_of("root", env=accounted.env)
     assert (default, {*others}) == ("guest", {"lab", "small", "root"})
-    main, urgent = (accounts.access(name, env=accounted.env) for name in ("main", "urgent"))
+    main, urgent = (partitions.access(name, env=accounted.env) for name in ("main", "urgent"))
     assert (main.allowed, urgent.allowed) == ({"lab", "small"}, frozenset())
     assert [main.names("Lab"), main.names("guest"), urgent.names("guest")] == [True, False, True]
 

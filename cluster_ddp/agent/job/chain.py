@@ -137,7 +137,7 @@ def _over(folder: Path, link: Link) -> str:
         return "" if found["continues"] else f"job {job} has ended the training"
     if "trains" not in found:
         return f"job {job} ended before it started its ranks"
-    said = re.search(_ENDED.format(re.escape(job)), _end_of(folder / File.JOB_LOG))
+    said = re.search(_ENDED.format(re.escape(job)), job_log.tail(folder / File.JOB_LOG, _LARGEST))
     if said and not said[1]:
         return f"job {job} was cancelled"
     is_late = said is not None and said[1].startswith("TIME LIMIT")
@@ -196,11 +196,4 @@ def _waits(job: str, env: Mapping[str, str]) -> bool:
 def _newest(folder: Path) -> str:
     with contextlib.suppress(OSError):
         return read_regular(folder / File.PROGRESS, 4096).decode(errors="replace").strip()
-    return ""
-
-
-def _end_of(path: Path) -> str:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LARGEST))
-        return file.read(_LARGEST).decode(errors="replace")
     return ""

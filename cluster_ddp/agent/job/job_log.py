@@ -54,15 +54,20 @@ class Logs:
 
     def of(self, path: Path) -> str:
         """Return the end of a log; empty if it can't be read, or is no file."""
-        with contextlib.suppress(OSError):
-            if path.is_file():
-                with path.open("rb") as file:
-                    file.seek(max(self._sizes.get(path, 0), file.seek(0, os.SEEK_END) - _LOG_BYTES))
-                    return file.read(_LOG_BYTES).decode(errors="replace").replace("\0", "")
-        return ""
+        return tail(path, _LOG_BYTES, since=self._sizes.get(path, 0))
 
 
 def _size(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return 0
+
+
+def tail(path: Path, size: int, *, since: int = 0) -> str:
+    """Return the end of a log, so many bytes, from a place in it on; empty if it can't be read, or is no file."""
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                file.seek(max(since, file.seek(0, os.SEEK_END) - size))
+                return file.read(size).decode(errors="replace").replace("\0", "")
+    return ""

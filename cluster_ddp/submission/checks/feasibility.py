@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cluster_ddp.errors import SlurmError, SpecError, counted, nearest, nearest_name
-from cluster_ddp.slurm import accounts
-from cluster_ddp.slurm.partitions import NodeGroup
+from cluster_ddp.slurm.partitions import NodeGroup, access, accounts_of
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.validation import mebibytes, normalized_time, seconds
 
@@ -67,10 +66,10 @@ def check_access(spec: JobSpec, partitions: Sequence[str], *, cluster: str | Non
         A warning if none takes it. It is no error: newer releases of Slurm also take accounts below those named.
     """
     try:
-        rules = [accounts.access(name, cluster=cluster) for name in partitions]
+        rules = [access(name, cluster=cluster) for name in partitions]
         if not rules or any(not (rule.allowed or rule.denied) for rule in rules):
             return []
-        mine = accounts.read(getpass.getuser())
+        mine = accounts_of(getpass.getuser())
     except (SlurmError, KeyError, OSError):  # no answer, no accounting, or no name for this user
         return []
     account = spec.account or next(iter(mine), None)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster_ddp.errors import HostlistError, SlurmError, SpecError
-from cluster_ddp.slurm import accounts, hostlist
+from cluster_ddp.slurm import hostlist
+from cluster_ddp.slurm.partitions import access
 from cluster_ddp.submission.spec import JobSpec
 
 _ASKED = "A chain of jobs, each of which submits the next one:"
@@ -24,7 +25,7 @@ def check(spec: JobSpec, partitions: Sequence[str], *, cluster: str | None) -> N
     """Refuse a chain in a partition that takes no jobs from one of its nodes. A chain's jobs may begin on any."""
     for name in partitions if spec.chain else ():
         try:
-            rule = accounts.access(name, cluster=cluster)
+            rule = access(name, cluster=cluster)
             hosts = {host.partition(".")[0] for host in hostlist.expand(rule.submit_hosts)} if rule.submit_hosts else ()
             others = [node for node in hostlist.expand(rule.nodes) if node not in hosts] if hosts else []
         except (SlurmError, HostlistError):
