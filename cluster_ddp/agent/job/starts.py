@@ -12,9 +12,9 @@ from cluster_ddp.agent import launch_env, option_types
 from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.pack.task_limits import TaskLimits
-from cluster_ddp.agent.job.restart import decision, fence
-from cluster_ddp.agent.job.restart.decision import LOST, Verdict
-from cluster_ddp.agent.job.restart.failures import History
+from cluster_ddp.agent.job.restart import fence, job_nodes
+from cluster_ddp.agent.job.restart.failures import History, Verdict
+from cluster_ddp.agent.job.restart.job_nodes import LOST
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
@@ -31,7 +31,7 @@ class Starts:
         slurm, stays = slurm_commands.configuration(job.env), job.options.restarts > 0
         least, _ = option_types.node_range(job.options.nodes) if job.options.nodes else (0, 0)
         has_nodes = stays and not job.options.packed  # the nodes are those of others, too
-        nodes = decision.of_job(job.env, job.options.spare_nodes, least) if has_nodes else decision.UNKNOWN
+        nodes = job_nodes.of_job(job.env, job.options.spare_nodes, least) if has_nodes else job_nodes.UNKNOWN
         self._limits = TaskLimits(job.options, job.env, job.folder) if job.options.packed else None
         self._job, self._slurm, self._history = job, slurm, history
         is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK) and not job.options.packed

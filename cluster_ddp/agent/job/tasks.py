@@ -14,7 +14,7 @@ from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.job.pack.task_limits import TaskLimits
-from cluster_ddp.agent.job.restart.spare_nodes import Spares, Standby
+from cluster_ddp.agent.job.restart.job_nodes import Spares, Standby
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.outcome import TERM
 from cluster_ddp.agent.rank_notes import Notes

@@ -60,13 +60,9 @@ def spawn(
     more = {"file_actions": actions, "setsigmask": (), "setsigdef": {*default, *_IGNORED_BY_PYTHON} - {*ignored}}
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)  # it is blocked: one that comes now is held nevertheless
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        if _first_files:  # srun gives its limits to the ranks; files that are open stay open meanwhile
-            resource.setrlimit(resource.RLIMIT_NOFILE, (_first_files[0], files[1]))
         return _started(command, env, more)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, files)
         for number in ignored:
             signal.signal(number, lambda number, frame: None)
         if target is not None:
@@ -77,13 +73,19 @@ def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, 
     """posix_spawnp(3) would look on the PATH of this process. An error that says more than "not found" counts."""
     program = command[0]
     error: OSError | None = None
-    for folder in [""] if "/" in program else os.get_exec_path(env):
-        try:
-            return os.posix_spawn(f"{folder}/{program}" if folder else program, list(command), dict(env), **more)
-        except (FileNotFoundError, NotADirectoryError) as found:
-            error = error or found
-        except PermissionError as found:
-            error = found
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _first_files:  # srun gives its limits to the ranks; files that are open stay open meanwhile
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_first_files[0], files[1]))
+    try:
+        for folder in [""] if "/" in program else os.get_exec_path(env):
+            try:
+                return os.posix_spawn(f"{folder}/{program}" if folder else program, list(command), dict(env), **more)
+            except (FileNotFoundError, NotADirectoryError) as found:
+                error = error or found
+            except PermissionError as found:
+                error = found
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
     raise error or FileNotFoundError(2, os.strerror(2), program)
 
 

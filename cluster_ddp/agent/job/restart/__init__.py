@@ -1,9 +1,8 @@
 """What follows a failure, or a stop in time: whether, where and with which nodes the ranks are started again.
 
 recovery     after a failed start: the nodes at fault, what follows, lost nodes given back
-decision     what follows, by the failures so far and the nodes that are left
-failures     the failures so far: failures.jsonl
-spare_nodes  what is known of the spares, and the step that waits on them
+failures     the failures so far: failures.jsonl; what follows, by these and the nodes that are left
+job_nodes    which nodes train, what is known of the spares, and the step that waits on them
 requeue      Slurm starts the job again, under its own id
 fence        takes the run directory away from an older start
 """

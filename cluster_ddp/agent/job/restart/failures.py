@@ -1,4 +1,6 @@
-"""failures.jsonl: how each failed start of a job ended, and what followed. The job's agent writes it.
+"""The failures of a job, and what follows one: the ranks start again in the allocation, a requeue, or the end.
+
+failures.jsonl says how each failed start ended, and what followed. The job's agent writes it.
 
 {"time": 1764000000.0, "start": 2, "node": "node2", "rank": 1, "words": "killed by SIGKILL", "step": null,
  "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": []}
@@ -12,16 +14,18 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
 from cluster_ddp.files import append_record, open_own
 from cluster_ddp.protocol import File, Then
 
 NO_CHECKPOINT = "none"
 
 _LARGEST_FILE = 1 << 20
+_WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
 
 
 class Failed(NamedTuple):
@@ -137,3 +141,73 @@ def _parsed(line: str) -> Failed | None:
         known = {name: found[name] for name in Failed._fields if name in found}
         return Failed(**{**known, "without": tuple(found.get("without", ()))})
     return None
+
+
+class Verdict(NamedTuple):
+    """What follows."""
+
+    then: str
+    """What follows: one of `Then`."""
+    why: str = ""
+    """Why it ends, if --restarts asks for more; empty if it does not."""
+    left_out: Mapping[str, Reason] = {}
+    """Nodes that are left out from now on."""
+    nodes: Nodes | None = None
+    """Those of a restart; None if the nodes are not known, and stay."""
+
+
+def what_follows(
+    now: Failed,
+    before: Sequence[Failed],
+    out: Mapping[str, Reason],
+    restarts: int,
+    nodes: Nodes,
+    has_others: Callable[[Mapping[str, Reason]], bool],
+) -> Verdict:
+    """Return what follows a failure.
+
+    Args:
+        now, before: the failure, and earlier ones of this job.
+        out: nodes that are lost or at fault.
+        restarts: --restarts.
+        nodes: of the allocation. If they are not known, all start again as they are.
+        has_others: whether the cluster has nodes enough for the job if these are left out.
+    """
+    if not restarts:
+        return Verdict(Then.END)
+    if why := _no_more(now, before, restarts):
+        return Verdict(Then.END, why)
+    if not nodes.training:
+        return Verdict(Then.RESTART)
+    twice = _twice(now, before) if len(nodes.training) > 1 else {}
+    for left_out in ({**twice, **out}, out):
+        if (others := nodes.without(left_out)) is not None:
+            return Verdict(Then.RESTART, left_out=left_out, nodes=others)
+        if has_others(left_out):
+            break
+    return Verdict(Then.REQUEUE, left_out=left_out)
+
+
+def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
+    """Why the job ends; empty if it does not."""
+    failures = [*before, now]
+    if len(failures) > restarts:
+        times = {1: "once", 2: "twice"}.get(len(failures), f"{len(failures)} times")
+        return f"failed {times} (--restarts {restarts})"
+    newest = [one.checkpoint for one in failures[-_WITHOUT_PROGRESS:]]
+    if now.checkpoint and newest == [now.checkpoint] * _WITHOUT_PROGRESS:
+        return f"failed four times without a new checkpoint (the newest: {now.checkpoint})"
+    for one in before:
+        if not now.words or one.words != now.words or (one.checkpoint, one.step) != (now.checkpoint, now.step):
+            continue
+        if one.on_all_ranks and now.on_all_ranks:
+            return f"all ranks failed twice with the same error: {now.words}"
+        if now.step is not None and one.node != now.node:
+            return f"the same error at step {now.step} on {one.node} and on {now.node}: {now.words}"
+    return ""
+
+
+def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
+    is_second = bool(now.node) and any(one.node == now.node and now.node not in one.without for one in before)
+    why = Reason(f"A start failed first there twice; now: {now.words or 'without a word'}")
+    return {now.node: why} if is_second else {}

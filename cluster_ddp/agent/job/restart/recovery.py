@@ -1,4 +1,4 @@
-"""After a failed start: finds nodes that are lost or at fault, asks `decision` what follows, gives lost nodes back."""
+"""After a failed start: finds nodes that are lost or at fault, asks `failures` what follows, gives lost nodes back."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.agent.job import job_log, slurm_commands
-from cluster_ddp.agent.job.restart import decision
-from cluster_ddp.agent.job.restart.decision import BEFORE, LOST, UNKNOWN, Nodes, Reason, Verdict
-from cluster_ddp.agent.job.restart.failures import NO_CHECKPOINT, Failed, History
+from cluster_ddp.agent.job.restart import failures, job_nodes
+from cluster_ddp.agent.job.restart.failures import NO_CHECKPOINT, Failed, History, Verdict
+from cluster_ddp.agent.job.restart.job_nodes import BEFORE, LOST, UNKNOWN, Nodes, Reason
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
@@ -56,12 +56,12 @@ class Recovery:
     def lost(self, reports: TaskReports) -> tuple[str, ...]:
         """Return which nodes are lost: an agent is gone, and Slurm's daemon can't be reached."""
         gone = (node for node in reports.gone_from if node in self.nodes.training)
-        return tuple(node for node in gone if decision.is_lost(node, self._slurmd_port))
+        return tuple(node for node in gone if job_nodes.is_lost(node, self._slurmd_port))
 
     def note_gone(self, spares: Sequence[str]) -> None:
         """Leave out spares whose agents are gone; give back those that are lost."""
         new = [node for node in spares if node in self.nodes.spares]
-        lost = [node for node in new if decision.is_lost(node, self._slurmd_port)]
+        lost = [node for node in new if job_nodes.is_lost(node, self._slurmd_port)]
         out = {node: LOST if node in lost else Reason(outcome.AGENT_KILLED) for node in new}
         self.nodes = self.nodes._replace(left_out={**self.nodes.left_out, **out})
         for node, why in out.items():
@@ -73,7 +73,7 @@ class Recovery:
         if not (lost := [node for node in lost if node in self.nodes.allocated]):
             return
         left = self.nodes.losing(lost)
-        if refusal := decision.resize(left, self._env):
+        if refusal := job_nodes.resize(left, self._env):
             job_log.say(
                 f"warning: Slurm did not let job {self._env['SLURM_JOB_ID']} give {', '.join(lost)} back: {refusal}\n"
                 "  It ends the job once it finds the node lost. The job is requeued then, if it may be."
@@ -119,7 +119,9 @@ class Recovery:
         return Verdict(Then.END, f"{why} (--restarts {most})")
 
     def _judged(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
-        return decision.after(now, self._history.failures, out, self._options.restarts, self.nodes, self._has_others)
+        return failures.what_follows(
+            now, self._history.failures, out, self._options.restarts, self.nodes, self._has_others
+        )
 
     def _failed(self, ended: Outcome, start: int, reports: TaskReports, out: Mapping[str, Reason]) -> Failed:
         first, end = ended.first, reports.end_of(ended.first)

@@ -18,7 +18,7 @@ from slowness import scaled, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.channel import Client
-from cluster_ddp.agent.job.restart import spare_nodes as spare_nodes
+from cluster_ddp.agent.job.restart import job_nodes
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.outcome import End, Outcome
@@ -87,16 +87,16 @@ def test_tasks_that_term_has_ended_may_be_the_first_of_the_job(
 
 
 def test_spares_that_can_be_used_and_those_that_can_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_nodes, "_EXAMINED_S", 0.2)
+    monkeypatch.setattr(job_nodes, "_EXAMINED_S", 0.2)
     names = ("healthy", "sick", "silent", "gone", "gone before")
-    spares = spare_nodes.Spares(names)
+    spares = job_nodes.Spares(names)
     spares.gone({"host": "gone before"})
     spares.ask(names)
     spares.hear({"kind": "hello", "host": "silent"})
     spares.hear({"kind": "examined", "host": "healthy", "fault": ""})
     spares.hear({"kind": "examined", "host": "sick", "fault": "it's its GPU"})
     threading.Timer(0.05, spares.gone, [{"host": "gone"}]).start()
-    lost, silent = spare_nodes._LOST, spare_nodes._SILENT
+    lost, silent = job_nodes._CONNECTION_LOST, job_nodes._SILENT
     assert spares.answers(names) == {"sick": "it's its GPU", "silent": silent, "gone": lost, "gone before": lost}
     assert spares.lost == ["gone before", "gone"]
     spares.ask(["sick"])
@@ -143,8 +143,8 @@ def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: T
 
 @pytest.mark.parametrize("fault", ["other nodes", "another start", "srun ended", "a task is gone", "too late"])
 def test_a_step_that_waits_in_vain_is_not_used(prepared: Tasks, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_nodes, "_READY_S", 0.3)
-    monkeypatch.setattr(spare_nodes, "_PEACE_S", 0.1)
+    monkeypatch.setattr(job_nodes, "_READY_S", 0.3)
+    monkeypatch.setattr(job_nodes, "_PEACE_S", 0.1)
     step = prepared._standby
     assert step is not None
     client = contextlib.nullcontext() if fault == "too late" else contextlib.closing(waiting_task(prepared))
@@ -178,7 +178,7 @@ def test_a_silent_node_has_a_step_prepared_and_one_that_answers_again_ends_it(
     monkeypatch.setattr(
         running, "_prepare", lambda nodes: running.stand_by("standby", ["sleep", "600"], WAITING, nodes, 1)
     )
-    running._reports, running._spares = TaskReports("srun", 1, tasks=1), spare_nodes.Spares(["spare"])
+    running._reports, running._spares = TaskReports("srun", 1, tasks=1), job_nodes.Spares(["spare"])
     running._due()
     assert running._standby is None
     silent.append({"host": "it's a node"})

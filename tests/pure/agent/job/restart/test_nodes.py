@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent.job.restart import decision
-from cluster_ddp.agent.job.restart.decision import LOST, Nodes, Reason
+from cluster_ddp.agent.job.restart import job_nodes
+from cluster_ddp.agent.job.restart.job_nodes import LOST, Nodes, Reason
 
 __all__ = ["fake_slurm"]
 
@@ -28,7 +28,7 @@ ENV = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "node[1-3]"}
 )
 def test_the_last_nodes_are_the_spares(fake_slurm: FakeSlurm, says: str, spares: int, found: Nodes) -> None:
     fake_slurm.command("scontrol", says)
-    assert decision.of_job({**os.environ, **ENV}, spares) == found
+    assert job_nodes.of_job({**os.environ, **ENV}, spares) == found
     assert fake_slurm.calls("scontrol") == [["show", "hostnames", "node[1-3]"]]
 
 
@@ -50,7 +50,7 @@ def test_a_node_is_given_back_and_nothing_is_left_in_the_folder(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     running = "if [[ $1 == show ]]; then echo ' JobState=RUNNING Reason=None'; exit; fi"
     fake_slurm.command("scontrol", f"{running}\ntouch slurm_job_71_resize.sh\n{does}")
-    assert decision.resize(Nodes(("node1", "node3"), ("node1", "node2")), {**os.environ, **ENV}) == refusal
+    assert job_nodes.resize(Nodes(("node1", "node3"), ("node1", "node2")), {**os.environ, **ENV}) == refusal
     assert fake_slurm.calls("scontrol") == [["show", "job", "71"], ["update", "JobId=71", "NodeList=node1,node3"]]
     assert not [*here.iterdir()]
 
@@ -68,5 +68,5 @@ def test_of_a_job_that_slurm_has_queued_again_no_node_is_given_back(
 ) -> None:
     """The same request would let it require the others for ever."""
     fake_slurm.command("scontrol", says)
-    assert decision.resize(Nodes(("node1",), ("node1", "node2")), {**os.environ, **ENV}) == refusal
+    assert job_nodes.resize(Nodes(("node1",), ("node1", "node2")), {**os.environ, **ENV}) == refusal
     assert fake_slurm.calls("scontrol") == [["show", "job", "71"]]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent.job.restart.decision import LOST, Nodes, Reason, Verdict
-from cluster_ddp.agent.job.restart.failures import Failed, History
+from cluster_ddp.agent.job.restart.failures import Failed, History, Verdict
+from cluster_ddp.agent.job.restart.job_nodes import LOST, Nodes, Reason
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options

@@ -1,4 +1,4 @@
-"""agent.job.restart.decision: what follows a failure, in one table."""
+"""agent.job.restart.failures: what follows a failure, in one table."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster_ddp.agent.job.restart import decision
-from cluster_ddp.agent.job.restart.decision import Nodes, Reason
+from cluster_ddp.agent.job.restart import failures, job_nodes
 from cluster_ddp.agent.job.restart.failures import Failed
+from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
 
 TWO = Nodes(("n1", "n2"), ("n1", "n2"))
 SPARE = Nodes(("n1", "n2", "n3"), ("n1", "n2"))
 ERROR = "ValueError: x"
 END, RESTART, REQUEUE = ("end",), ("restart", ("n1", "n2")), ("requeue",)
-LOST, SICK = {"n2": decision.LOST}, {"n1": Reason("sick")}
+LOST, SICK = {"n2": job_nodes.LOST}, {"n1": Reason("sick")}
 
 
 def failed(node: str, words: str = "", **more: Any) -> Failed:
@@ -119,7 +119,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_follows(name: str) -> None:
     one = CASES[name]
-    found = decision.after(one.now, one.before, one.out, one.restarts, one.nodes, lambda out: one.has_others)
+    found = failures.what_follows(one.now, one.before, one.out, one.restarts, one.nodes, lambda out: one.has_others)
     training = () if found.nodes is None else (found.nodes.training,)
     assert ((found.then, *training), found.why) == (one.follows, one.why)
     assert sorted(found.left_out) == sorted(one.left_out)

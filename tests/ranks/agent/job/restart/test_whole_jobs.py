@@ -16,7 +16,7 @@ from slowness import scaled
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
-from cluster_ddp.agent.job.restart.decision import LOST
+from cluster_ddp.agent.job.restart.job_nodes import LOST
 from cluster_ddp.protocol import File
 
 ROOT = Path(__file__).parents[5]

@@ -1,26 +1,112 @@
-"""What is known of the spares; and a step that waits on them for the next start, made before a silent node is lost."""
+"""The nodes of a job: which train, which are left out, and the spares.
+
+And a step that waits on nodes for the next start, made before a silent node is lost.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from cluster_ddp import processes
+from cluster_ddp.agent import launch_env
 from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.protocol import Env
 
-# How long its agents may take to begin.
+# How long the agents of a step that waits may take to begin.
 _READY_S = 10.0
 # How long they may take to end.
 _PEACE_S = 5.0
 _POLL_S = 0.1
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+# How long a spare may take to examine its node.
+_EXAMINED_S = 30.0
+_CONNECTION_LOST = "Its connection is lost."
+_SILENT = f"It did not examine itself within {_EXAMINED_S:g} s."
+
+
+class Reason(NamedTuple):
+    """Why a node is left out."""
+
+    words: str
+    is_at_fault: bool = True
+    """Whether each requeue has to exclude it, as long as the job knows of it."""
+
+
+LOST = Reason("the node does not answer", is_at_fault=False)  # Slurm finds it down
+BEFORE = Reason("left out before", is_at_fault=False)  # the requeue that came then has excluded it
+
+
+class Nodes(NamedTuple):
+    """Nodes, in the order of the allocation: Slurm numbers ranks by it. None, if they are not known."""
+
+    allocated: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+    left_out: Mapping[str, Reason] = {}
+    least: int = 0
+    """With so many, the training continues where it has no spares; 0 if it needs as many as it had."""
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """Nodes that can replace others."""
+        return tuple(one for one in self.allocated if one not in self.training and one not in self.left_out)
+
+    def losing(self, lost: Sequence[str]) -> Nodes:
+        """Return these nodes without those that are lost. Who trained there is still in `training`."""
+        return self._replace(allocated=tuple(node for node in self.allocated if node not in lost))
+
+    def without(self, out: Mapping[str, Reason]) -> Nodes | None:
+        """Return the nodes that train if some are left out, too; None if there are too few."""
+        left_out = {**self.left_out, **out}
+        kept = [node for node in self.training if node not in left_out]
+        spares = [node for node in self.spares if node not in left_out]
+        chosen = {*kept, *spares[: len(self.training) - len(kept)]}
+        if len(chosen) < (self.least or len(self.training)):
+            return None
+        training = tuple(node for node in self.allocated if node in chosen)
+        return self._replace(training=training, left_out=left_out)
+
+
+UNKNOWN = Nodes()
+"""Where Slurm does not name them, or nobody needs to know them."""
+
+
+def of_job(env: Mapping[str, str], spares: int, least: int = 0) -> Nodes:
+    """Return the nodes of a job; the last ones are the spares. `least`: see `Nodes`."""
+    names = slurm_commands.hostnames(env)
+    return Nodes(names, names[: len(names) - spares], least=least) if len(names) > spares else UNKNOWN
+
+
+def is_lost(node: str, slurmd_port: int) -> bool:
+    """Whether Slurm's daemon on a node can't be reached."""
+    return not launch_env.listens(node, slurmd_port)
+
+
+def resize(nodes: Nodes, env: Mapping[str, str]) -> str:
+    """Make a job smaller, so that it outlives the end of a node that it gives back.
+
+    Of a job that Slurm has just queued again, the same request would make the nodes required: it might never start.
+    scontrol writes slurm_job_N_resize.* into the working directory: a folder of its own.
+
+    Returns:
+        Why Slurm refused; empty if it did not.
+    """
+    shown = slurm_commands.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env, with_stderr=True)
+    if not shown.is_ok or "JobState=RUNNING" not in shown.words.split():
+        return "the job no longer runs" if shown.is_ok else shown.words
+    with tempfile.TemporaryDirectory(prefix="cluster_ddp-resize-") as folder:
+        argv = ["scontrol", "update", f"JobId={env['SLURM_JOB_ID']}", f"NodeList={','.join(nodes.allocated)}"]
+        answer = slurm_commands.ask(argv, env, with_stderr=True, folder=folder)
+    return "" if answer.is_ok else answer.words
 
 
 class Standby:
@@ -74,12 +160,6 @@ class Standby:
         os.waitpid(self.srun, 0)
 
 
-# How long a spare may take to examine its node.
-_EXAMINED_S = 30.0
-_LOST = "Its connection is lost."
-_SILENT = f"It did not examine itself within {_EXAMINED_S:g} s."
-
-
 class Spares:
     """What is known of the spares. All methods may be called in any thread."""
 
@@ -105,7 +185,7 @@ class Spares:
         """Note that a spare's connection has ended."""
         with self._changed:
             self._lost.append(hello["host"])
-            self._faults[hello["host"]] = _LOST
+            self._faults[hello["host"]] = _CONNECTION_LOST
             self._changed.notify_all()
 
     def ask(self, nodes: Sequence[str]) -> None:
