@@ -67,6 +67,7 @@ class Failure(NamedTuple):
     rank: int | None
     """None for the parent of several ranks, or a task that has several."""
     host: str
+    """Empty if unknown."""
     status: int
     words: str
     """Why; empty if only its status is known."""
@@ -74,13 +75,8 @@ class Failure(NamedTuple):
     @property
     def text(self) -> str:
         """In words: "rank 1 on node2: ValueError: x"."""
-        return failure_text(self.rank, self.host, self.words)
-
-
-def failure_text(rank: int | None, host: str, words: str) -> str:
-    """Say what failed; see `Failure.text`. An empty host is unknown."""
-    who = " on ".join(filter(None, ["" if rank is None else f"rank {rank}", host]))
-    return ": ".join(filter(None, [who, words]))
+        who = " on ".join(filter(None, ["" if self.rank is None else f"rank {self.rank}", self.host]))
+        return ": ".join(filter(None, [who, self.words]))
 
 
 class Outcome(NamedTuple):

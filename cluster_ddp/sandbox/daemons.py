@@ -69,7 +69,7 @@ def _started(layout: Layout, with_accounting: bool) -> list[Daemon]:
 
 def start_controller(layout: Layout) -> Daemon:
     """Start slurmctld."""
-    return _start(layout, CONTROLLER, ["slurmctld", "-D", "-f", str(layout.slurmctld_conf)], "slurmctld")
+    return _start(layout, CONTROLLER, ["slurmctld", "-D", "-f", str(layout.folder / "slurmctld.conf")], "slurmctld")
 
 
 def start_node(layout: Layout, node: str) -> Daemon:

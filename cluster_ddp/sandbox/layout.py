@@ -50,11 +50,6 @@ class Layout:
         return self.folder / "slurm.conf"
 
     @property
-    def slurmctld_conf(self) -> Path:
-        """slurmctld's own configuration."""
-        return self.folder / "slurmctld.conf"
-
-    @property
     def hosts(self) -> Path:
         """The nodes' own /etc/hosts (the machine's is never touched)."""
         return self.folder / "hosts"

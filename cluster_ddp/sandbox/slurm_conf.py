@@ -102,7 +102,7 @@ def write(layout: Layout, slurm: Path | None, *, with_accounting: bool) -> None:
         (folder / part).mkdir(parents=True, mode=0o755)
     conf = _slurm_conf(layout, with_accounting)
     layout.slurm_conf.write_text(conf)
-    layout.slurmctld_conf.write_text(conf + _PATIENT)  # not for commands: they would wait as long
+    (layout.folder / "slurmctld.conf").write_text(conf + _PATIENT)  # not for commands: they would wait as long
     layout.hosts.write_text(_hosts(layout))
     prolog = folder / "task_prolog"
     prolog.write_text(_TASK_PROLOG)

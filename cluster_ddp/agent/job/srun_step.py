@@ -53,7 +53,7 @@ ALL = On()
 
 def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> list[str]:
     """Return the command that starts the tasks of a job. Those that wait write to their logs later."""
-    command = ["srun", *tasks(options, on.of(size)), *on.options(), "--kill-on-bad-exit=1"]
+    command = ["srun", *_tasks(on.of(size), options.launcher), *on.options(), "--kill-on-bad-exit=1"]
     if (logs := logs_of_tasks(options, folder)) is not None and not options.waits:
         log = str(logs).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
@@ -80,7 +80,7 @@ def task(options: Options) -> list[str]:
 def spares(options: Options, size: Shape, nodes: Sequence[str]) -> list[str]:
     """Return the command that starts an agent on each spare node."""
     on = On(tuple(nodes), is_beside=True)
-    return ["srun", *on_each_node(on.of(size)), *on.options(), *agent(), "spare", *_needed(options)]
+    return ["srun", *_tasks(on.of(size)), *on.options(), *agent(), "spare", *_needed(options)]
 
 
 def _needed(options: Options) -> list[str]:
@@ -88,22 +88,12 @@ def _needed(options: Options) -> list[str]:
     return words(Options()._replace(**{name: getattr(options, name) for name in _OF_TASKS}))
 
 
-def tasks(options: Options, size: Shape) -> list[str]:
-    """Return srun's options for the tasks: one for each rank, or for each node with torchrun and fork.
+def _tasks(size: Shape, launcher: str = "") -> list[str]:
+    """Return srun's options for the tasks: one for each rank with srun; else one on each node, with all CPUs and GPUs.
 
     --cpus-per-task is repeated because srun of Slurm 22.05 to 23.02 does not take it from the job.
     """
-    if options.launcher == "srun":
-        return _tasks(size, size.ranks_per_node, size.cpus_per_task)
-    return on_each_node(size)
-
-
-def on_each_node(size: Shape) -> list[str]:
-    """Return srun's options for one task on each node, with all CPUs and GPUs."""
-    return _tasks(size, 1, size.node_cpus)
-
-
-def _tasks(size: Shape, each: int, cpus: int | None) -> list[str]:
+    each, cpus = (size.ranks_per_node, size.cpus_per_task) if launcher == "srun" else (1, size.node_cpus)
     options = [f"--ntasks={size.nodes * each}", f"--ntasks-per-node={each}"]
     options += [] if cpus is None else [f"--cpus-per-task={cpus}"]
     if size.gpus_per_task and each != size.tasks_per_node and size.gpus_per_node:
@@ -129,7 +119,7 @@ def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, s
         return {}
     copy, start = staging.new_name(env["SLURM_JOB_ID"]), time.monotonic()
     size = size._replace(nodes=size.nodes + options.spare_nodes)
-    command = ["srun", *on_each_node(size), *agent(), "unpack", options.stage_env, options.venv]
+    command = ["srun", *_tasks(size), *agent(), "unpack", options.stage_env, options.venv]
     done = subprocess.run(command, env={**_without_tasks(env), Env.COPY: copy})
     if done.returncode == 0:
         job_log.say(f"Unpacked the environment on {size.nodes} node(s) in {time.monotonic() - start:.0f} s.")

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cluster_ddp import processes
 from cluster_ddp.agent.python_command import SHELLS, is_interpreter, program_words
@@ -113,11 +112,6 @@ _FIRST_S, _LONGEST_S = 0.2, 5.0  # from one look to the next: a command may neve
 _ENDING_S = 1.0  # a shell needs less to end after what it has started
 
 
-class _Look(NamedTuple):
-    at: float  # on the clock of time.monotonic()
-    then_s: float  # to the next one
-
-
 class PendingSignals:
     """Signals that commands are to get.
 
@@ -130,18 +124,19 @@ class PendingSignals:
         self, takers: Callable[[int, int], Sequence[int]], waits: Callable[[int, signal.Signals], object]
     ) -> None:
         self._takers, self._waits = takers, waits
-        self._looks: dict[tuple[int, signal.Signals], _Look] = {}
+        # When to look next, on the clock of time.monotonic(); and how many seconds later then.
+        self._looks: dict[tuple[int, signal.Signals], tuple[float, float]] = {}
         self._saving: dict[int, set[tuple[int, str]]] = {}  # of a shell: who has got TERM in its place
 
     @property
     def due(self) -> float:
         """When `deliver` has something to do, on the clock of time.monotonic()."""
-        return min((look.at for look in self._looks.values()), default=float("inf"))
+        return min((at for at, _ in self._looks.values()), default=float("inf"))
 
     def add(self, pids: Iterable[int], number: signal.Signals, *, wait_s: float = 0.0) -> None:
         """Send a signal to commands, those that still run in so many seconds."""
         for pid in pids:
-            self._looks.setdefault((pid, number), _Look(time.monotonic() + wait_s, _FIRST_S))
+            self._looks.setdefault((pid, number), (time.monotonic() + wait_s, _FIRST_S))
 
     def deliver(self, running: Container[int]) -> None:
         """Send what can be sent now to commands that run."""
@@ -152,7 +147,7 @@ class PendingSignals:
             del self._looks[pid, number]
             is_term = number == signal.SIGTERM
             if pid in running and (wait_s := self._end(pid) if is_term else self._warn(pid, number, then_s)):
-                self._looks[pid, number] = _Look(now + wait_s, wait_s)
+                self._looks[pid, number] = (now + wait_s, wait_s)
 
     def _warn(self, pid: int, number: signal.Signals, then_s: float) -> float:
         """Send a signal to who can take it. Returns seconds to the next look; 0 if it is sent.

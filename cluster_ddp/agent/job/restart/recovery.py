@@ -12,7 +12,7 @@ from cluster_ddp.agent.job.restart.failures import NO_CHECKPOINT, Failed, Histor
 from cluster_ddp.agent.job.restart.job_nodes import BEFORE, LOST, UNKNOWN, Nodes, Reason
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.agent.outcome import Failure, Outcome
 from cluster_ddp.errors import counted
 from cluster_ddp.protocol import Then
 from cluster_ddp.slurm.variables import Variables
@@ -148,7 +148,7 @@ class Recovery:
         for node, why in found.left_out.items():
             job_log.say(f"Left out from now on: {node}: {why.words}")
         if found.then == Then.RESTART:
-            what = outcome.failure_text(now.rank, now.node, now.words).rstrip(".")
+            what = Failure(now.rank, now.node, 0, now.words).text.rstrip(".")
             where = {NO_CHECKPOINT: ", from the beginning,", "": ""}.get(now.checkpoint, f", from {now.checkpoint},")
             if found.nodes is not None and len(found.nodes.training) < len(self.nodes.training):
                 where = f", on {counted(len(found.nodes.training), 'node')}{where}"

@@ -161,8 +161,8 @@ def test_a_step_of_other_tasks_than_the_jobs_forgets_those(launcher: str, tasks:
     env["SLURM_TRES_BIND"] = "gres/gpu:per_task:2"
     asked, size = Options(launcher=launcher), SIZE._replace(tasks_per_node=tasks, gpus_per_node=8, gpus_per_task=2)
     assert srun_step.step_env(asked, size, env) == (kept if is_another else env)
-    assert ("--gres=gpu:8" in srun_step.tasks(asked, size)) is is_another
-    assert "--gres" not in " ".join(srun_step.tasks(asked, size._replace(gpus_per_task=0)))
+    assert ("--gres=gpu:8" in srun_step.srun(asked, size, None)) is is_another
+    assert "--gres" not in " ".join(srun_step.srun(asked, size._replace(gpus_per_task=0), None))
 
 
 @pytest.mark.parametrize(("status", "is_said"), [(0, True), (1, False)])
