@@ -18,7 +18,7 @@ from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
 from cluster_ddp.jobs import run_record
-from cluster_ddp.jobs.report import array_tasks, cost, run_costs, training_stats
+from cluster_ddp.jobs.report import array_tasks, cost, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import Report, report
 from cluster_ddp.jobs.status import run_statuses
@@ -54,10 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (elsewhere := verbs.run_there("report", words)) is not None:
             return elsewhere
         if (folder := _folder(arguments)) is not None:
-            runs = run_costs.read(folder, arguments.since)
-            print(
-                to_json(run_costs.as_json(runs), default=str, indent=2) if arguments.json else run_costs.as_text(runs)
-            )
+            runs = cost.of_folder(folder, arguments.since)
+            print(to_json(cost.as_json(runs), default=str, indent=2) if arguments.json else cost.as_text(runs))
             return 0
         metric = training_stats.compiled(arguments.metric) if arguments.metric is not None else None
         statuses = run_statuses(arguments.runs_dir, arguments.jobs)

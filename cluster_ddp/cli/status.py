@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cluster_ddp.agent.chain_file import in_words
 from cluster_ddp.argument_parser import Parser
@@ -65,16 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = run_statuses(arguments.runs_dir, arguments.jobs)
         if arguments.json:
             co2_g_per_kwh = cost.co2_g_per_kwh()
-            objects = [dataclasses.asdict(one) | {"cost": _cost(one, co2_g_per_kwh)} for one in found]
+            costs = (dataclasses.asdict(cost.read(one, co2_g_per_kwh=co2_g_per_kwh)) for one in found)
+            objects = [dataclasses.asdict(one) | {"cost": of_one} for one, of_one in zip(found, costs)]
             print(json.dumps(objects, default=str, indent=2))
         else:
             _show(found, arguments.runs_dir)
     return 0
-
-
-def _cost(one: RunStatus, co2_g_per_kwh: float | None) -> dict[str, Any]:
-    known = cost.read(one.run_dir, cost.now(one), co2_g_per_kwh=co2_g_per_kwh) if one.run_dir else cost.Cost()
-    return dataclasses.asdict(known)
 
 
 def _watch(arguments: argparse.Namespace) -> int:

@@ -99,14 +99,20 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
     chosen = {word: find_runs.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
     resumed = {word: find_runs.resumed(word, runs_dir) for word, runs in chosen.items() if word and not runs}
     chosen |= {word: [one] for word, one in resumed.items() if one is not None}
-    known = _known(one for runs in chosen.values() for one in runs if one.runs_on == "Slurm")
+    of_records = iter(statuses_of([one for runs in chosen.values() for one in runs]))
     found: dict[Path | str, RunStatus] = {}  # a job on this machine may have the id of one on Slurm
     for word, runs in chosen.items():
-        of_these = [replace(_run_status(one, known), earlier=word if word in resumed else None) for one in runs]
+        of_these = [replace(next(of_records), earlier=word if word in resumed else None) for _ in runs]
         if word and not of_these:
             of_these = _without_folder(word, runs_dir)
         found |= {one.run_dir or one.job: one for one in of_these}
     return list(found.values())
+
+
+def statuses_of(records: Sequence[RunRecord]) -> list[RunStatus]:
+    """Look up the state and progress of runs whose directories are read already."""
+    known = _known(one for one in records if one.runs_on == "Slurm")
+    return [_run_status(one, known) for one in records]
 
 
 def _run_status(record: RunRecord, known: _Known) -> RunStatus:

@@ -91,10 +91,12 @@ def on_terminal(
 
 def _show_cost(jobs: Sequence[Job], show: Callable[[str], None]) -> None:
     """Show what jobs that have ended have cost, as far as it is known."""
-    from cluster_ddp.jobs.report import cost, gpu_hours  # `submit --dry-run` does without
+    from cluster_ddp.jobs.report import cost  # `submit --dry-run` does without
+    from cluster_ddp.jobs.status import RunStatus
 
     site = cost.co2_g_per_kwh()
-    costs = [cost.read(job.run_dir, gpu_hours.Now(job=job.id), co2_g_per_kwh=site) for job in jobs]
+    ended = (RunStatus(job=job.id, name="", state="unknown", run_dir=job.run_dir) for job in jobs)
+    costs = [cost.read(one, co2_g_per_kwh=site) for one in ended]
     known = [one for one in costs if one.line]
     if line := cost.total(known, partly=False).line:
         show(line + (f". Known of {len(known)} of {len(costs)} tasks" if len(known) < len(costs) else ""))

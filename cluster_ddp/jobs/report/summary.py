@@ -130,13 +130,15 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None, co2_g_pe
 
     `metric` finds figures in what rank 0 has printed (see `training_stats.compiled`); `co2_g_per_kwh` is the site's.
     """
-    run_dir = status.run_dir or Path()
+    run_dir = status.run_dir
+    if run_dir is None:
+        return Report(status=status, asked={}, training=Training())
     training, nodes = training_stats.read(run_dir), usage.read(run_dir)
     return Report(
         status=status,
         asked=_asked(run_dir),
         failures=run_info.failures(run_dir),
-        cost=cost.of(run_dir, cost.now(status), training, nodes, co2_g_per_kwh=co2_g_per_kwh),
+        cost=cost.of(status, training, nodes, co2_g_per_kwh=co2_g_per_kwh),
         training=training,
         nodes=nodes,
         printed=training_stats.printed(run_dir, metric) if metric is not None else {},

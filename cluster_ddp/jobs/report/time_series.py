@@ -1,7 +1,8 @@
-"""The figures of a run over time, as curves of at most a thousand points: what its records say, read line by line."""
+"""The figures of a run over time, as curves of at most a thousand points, and its starts as a time line."""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from array import array
@@ -10,7 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
+from cluster_ddp.jobs.report.training_stats import Start
+from cluster_ddp.jobs.run_info import Failure
 from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
 from cluster_ddp.run_files import each_json_line
 
@@ -19,6 +23,7 @@ POINTS = 1000
 _GIB, _MIB = 1 << 30, 1 << 20
 _STRETCH_S = 10.0
 _PAUSE_S = 5.0  # the least one that counts
+_FAILURE_WIDTH = 0.4  # per cent of the time line
 _NOT_PLOTTED = {"kind", "time", "epoch", "step", GLOBAL_STEP, *OF_FIRST_RECORD, "samples", "correct"}
 _PLACES = ("time", "epoch", "samples", GLOBAL_STEP)
 _OVER: dict[Literal["epoch", "step", "time"], str] = {"epoch": "epoch", "step": GLOBAL_STEP, "time": "time"}
@@ -161,6 +166,37 @@ def mean(curves: Iterable[Curve]) -> Curve:
     for stretch, values in sorted(sums.items()):
         found.add(stretch * _STRETCH_S, _mean(values), over=2 * _STRETCH_S)  # some stretches have no sample
     return found
+
+
+def timeline(curves: Curves, starts: Sequence[Start], failures: Sequence[Failure]) -> list[dict[str, Any]]:
+    """Return the stretches of time of a run that was started again: training, what was done again, waiting; failures.
+
+    Each has a kind, a title, and x and width in per cent of the whole; none without two starts.
+    """
+    times = sorted(curves.times)
+    if len(starts) < 2 or not times:
+        return []
+    begin, end = starts[0].time, max(times[-1], starts[-1].time + 1)
+    found = []
+    for start, after in zip(starts, [*starts[1:], None]):
+        last = times[max(0, bisect.bisect_left(times, _woke_s(curves, start, after)) - 1)] if after else end
+        lost_s = min(after.lost_s or 0.0, max(0.0, last - start.time)) if after else 0.0
+        stretches = [("training", start.time, max(start.time, last - lost_s)), ("done again", last - lost_s, last)]
+        stretches += [("waiting", last, after.time)] if after else []
+        for kind, since, until in stretches:
+            if until > since:
+                share = {"x": 100 * (since - begin) / (end - begin), "width": 100 * (until - since) / (end - begin)}
+                found.append({"kind": kind, "title": f"{kind}: {hours(until - since)}", **share})
+    for one in failures:
+        x = 100 * (min(max(one.time, begin), end) - begin) / (end - begin)
+        found.append({"kind": "failed", "title": one.text, "x": x - _FAILURE_WIDTH / 2, "width": _FAILURE_WIDTH})
+    return found
+
+
+def _woke_s(curves: Curves, start: Start, after: Start) -> float:
+    """When the job of a start began: its nodes are sampled some time before its training starts."""
+    woke = [end_s for curve in curves.of_nodes.get("cpu", {}).values() for end_s in curve.pauses()]
+    return min((end_s for end_s in woke if start.time < end_s <= after.time), default=after.time)
 
 
 def _thinned(order: Sequence[int], values: Sequence[float]) -> list[int]:

@@ -17,7 +17,7 @@ from restarting import Job, launch
 from slowness import scaled
 
 from cluster_ddp.jobs.report import cost
-from cluster_ddp.jobs.report.gpu_hours import Now
+from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import daemons, network
 
@@ -103,7 +103,7 @@ def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
     assert job.nodes() == ["node1", "node4"]
     assert job.metrics() == uninterrupted
     # Of four nodes with a GPU each, two wait at each time.
-    found = cost.read(job.path, Now())
+    found = cost.read(RunStatus(job="", name="", state="unknown", run_dir=job.path))
     assert found.lost_gpu_hours["spares"] == pytest.approx(found.gpu_hours / 2)
     assert 1800 * found.lost_gpu_hours["steps"] == pytest.approx(failed.lost_s, abs=0.5)
     assert found.lost_gpu_hours["starts"] > 0

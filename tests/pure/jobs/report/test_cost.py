@@ -15,7 +15,6 @@ from made_runs import write_lines
 
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.report.cost import Cost
-from cluster_ddp.jobs.report.gpu_hours import Now
 from cluster_ddp.jobs.status import RunStatus
 
 # Two nodes with four GPUs each train, and a third one is spare. node1 is lost at 2000 s, and given back; the spare
@@ -41,6 +40,12 @@ STEPS = {"kind": "steps", "steps": 100, "step_s": 1.0, "checkpoint_s": 0.1}
 # Starts: 100 s, 2000 to 2060 and 100 s, of two nodes. Steps: 300 s since the checkpoint at 1700, and 250 s.
 # Saves: twice 100 steps of 0.1 s.
 ALL, LOST = 33_340, {"starts": 8 * 260, "steps": 8 * 550, "spares": 4 * 2115, "saves": 8 * 20}
+
+
+def read(run_dir: Path, *, job: str = "", co2_g_per_kwh: float | None = None, **said: Any) -> Cost:
+    """Its cost, by what Slurm says of its last job."""
+    status = RunStatus(run_dir=run_dir, name="fit", job=job, **{"state": "unknown", **said})
+    return cost.read(status, co2_g_per_kwh=co2_g_per_kwh)
 
 
 def sample(at: float, *gpus: Mapping[str, float], node: str = "node2") -> dict[str, Any]:
@@ -70,7 +75,7 @@ def seconds(found: Cost) -> tuple[int | None, dict[str, int]]:
 
 
 def test_the_gpu_hours_of_two_allocations_with_a_failure_and_a_spare(tmp_path: Path) -> None:
-    found = cost.read(make(tmp_path), Now(job="12", state="COMPLETED", elapsed="00:18:30", requeues=1))
+    found = read(make(tmp_path), job="12", state="COMPLETED", elapsed="00:18:30", requeues=1)
     assert seconds(found) == (ALL, LOST)
     assert found.kept_gpu_hours == pytest.approx((33_340 - 2080 - 4400 - 8460 - 160) / 3600)
     assert found.kept == pytest.approx(18_240 / 33_340)
@@ -103,7 +108,7 @@ def test_the_gpu_hours_of_two_allocations_with_a_failure_and_a_spare(tmp_path: P
     ],
 )
 def test_what_is_not_known_is_missing(tmp_path: Path, changes: dict[str, Any], expected: tuple[Any, Any]) -> None:
-    found = cost.read(make(tmp_path, **changes), Now())
+    found = read(make(tmp_path, **changes))
     assert seconds(found) == expected
     assert (found.kept_gpu_hours is None) == (len(expected[1]) < 4)
     assert ("kept" in found.line) == (found.kept_gpu_hours is not None) and bool(found.line) == bool(expected[0])
@@ -113,16 +118,16 @@ def test_what_is_not_known_is_missing(tmp_path: Path, changes: dict[str, Any], e
     ("now", "seconds_had", "lost"),
     [
         # An hour ago, it began. It is alive: nothing since its checkpoint is lost yet.
-        (Now(job="12", state="RUNNING", elapsed="01:00:00", requeues=1), 3600, {"starts": 100, "steps": 0}),
+        ({"job": "12", "state": "RUNNING", "elapsed": "01:00:00", "requeues": 1}, 3600, {"starts": 100, "steps": 0}),
         # Slurm has killed it, and knows how long it ran. The newest checkpoint is 600 s old then.
-        (Now(job="12", state="TIMEOUT", elapsed="00:50:00", requeues=1), 3000, {"starts": 100, "steps": 600}),
+        ({"job": "12", "state": "TIMEOUT", "elapsed": "00:50:00", "requeues": 1}, 3000, {"starts": 100, "steps": 600}),
         # Slurm speaks of another start, or has forgotten it: the last sign of life counts.
-        (Now(job="12", state="RUNNING", elapsed="00:00:01", requeues=2), 2500, {"starts": 100, "steps": 100}),
-        (Now(job="12"), 2500, {"starts": 100, "steps": 100}),
+        ({"job": "12", "state": "RUNNING", "elapsed": "00:00:01", "requeues": 2}, 2500, {"starts": 100, "steps": 100}),
+        ({"job": "12"}, 2500, {"starts": 100, "steps": 100}),
     ],
 )
 def test_an_allocation_whose_end_nobody_has_noted(
-    tmp_path: Path, now: Now, seconds_had: int, lost: Mapping[str, int]
+    tmp_path: Path, now: dict[str, Any], seconds_had: int, lost: Mapping[str, int]
 ) -> None:
     began = time.time() - 3600
     run_dir = make(
@@ -131,7 +136,7 @@ def test_an_allocation_whose_end_nobody_has_noted(
     write_lines(run_dir / "usage-0.jsonl", [sample(began + 2500)])
     (run_dir / ".progress").write_text("step-9.pt")
     os.utime(run_dir / ".progress", (began + 2400, began + 2400))
-    found = seconds(cost.read(run_dir, now))
+    found = seconds(read(run_dir, **now))
     assert found[0] == pytest.approx(12 * seconds_had, abs=60)
     assert {kind: found[1][kind] for kind in lost} == pytest.approx(
         {kind: 8 * value for kind, value in lost.items()}, abs=40
@@ -142,7 +147,7 @@ def test_a_clock_that_was_set_back_takes_nothing_from_the_sum(tmp_path: Path) ->
     began, over = ALLOCATIONS[4], ALLOCATIONS[6]
     first = [{**began, "requeue": 0, "time": 1000}, {**over, "time": 1100}]
     back = [{**began, "time": 1050}, {**over, "time": 1000}]
-    found = seconds(cost.read(make(tmp_path, allocations=[*first, *back], starts=()), Now()))
+    found = seconds(read(make(tmp_path, allocations=[*first, *back], starts=())))
     assert found == (12 * 100, {"spares": 4 * 100, "saves": 8 * 20})
 
 
@@ -153,7 +158,7 @@ def test_the_time_for_reading_does_not_grow_with_the_square_of_the_records(tmp_p
     run_dir = make(tmp_path, allocations=allocations, starts=[{**STARTS[0], "time": 1000 + at} for at in numbers])
     write_lines(run_dir / "usage-0.jsonl", [sample(1000 + at) for at in numbers])
     began = time.process_time()
-    assert seconds(cost.read(run_dir, Now()))[0] == 12 * 1500
+    assert seconds(read(run_dir))[0] == 12 * 1500
     assert time.process_time() - began < 2
 
 
@@ -176,7 +181,7 @@ def test_the_energy_of_the_gpus(
 ) -> None:
     run_dir = make(tmp_path)
     write_lines(run_dir / "usage-0.jsonl", [sample(10.0 * at, *gpus) for at, gpus in enumerate(samples)])
-    found = cost.read(run_dir, Now(), co2_g_per_kwh=200.0)
+    found = read(run_dir, co2_g_per_kwh=200.0)
     assert found.energy_kwh == (None if kwh is None else pytest.approx(kwh))
     assert found.energy_kwh_by_node == ({} if by_node is None else {"node2": pytest.approx(by_node)})
     assert found.co2_kg == (None if kwh is None else pytest.approx(0.2 * kwh))
@@ -188,21 +193,21 @@ def test_energy_by_node_and_in_all_in_words(tmp_path: Path) -> None:
     write_lines(run_dir / "usage-0.jsonl", [sample(10, {**JOULES, "shared": 1.0})])
     write_lines(run_dir / "usage-1.jsonl", [sample(10, JOULES, JOULES, node="node10")])
     words = "1.5 kWh of the GPUs alone (node2 0.5, node10 1), 0.345 kg of CO2. Others used these GPUs, too"
-    assert cost.read(run_dir, Now(), co2_g_per_kwh=230.0).line == f"Cost: {words}"
+    assert read(run_dir, co2_g_per_kwh=230.0).line == f"Cost: {words}"
     write_lines(run_dir / "usage-2.jsonl", [sample(10, {}, node="node11")])
-    assert cost.read(run_dir, Now()).line == "", "that of a node is not known"
+    assert read(run_dir).line == "", "that of a node is not known"
 
 
 def test_a_later_job_of_a_chain_is_the_one_that_runs(tmp_path: Path) -> None:
     run_dir = make(tmp_path, allocations=ALLOCATIONS[:5])
     status = RunStatus(job="15", name="c", state="RUNNING", requeues=1, chain=("12", "15"), run_dir=run_dir)
-    found = cost.read(run_dir, cost.now(status))
+    found = cost.read(status)
     assert found.gpu_hours is not None
     assert found.gpu_hours > 1000, "from 1970 until now"
 
 
 def test_the_sum_of_several(tmp_path: Path) -> None:
-    one = cost.read(make(tmp_path / "a"), Now())
+    one = read(make(tmp_path / "a"))
     other = dataclasses.replace(
         one, gpu_hours=None, kept_gpu_hours=None, lost_gpu_hours={"spares": 1.0}, energy_kwh=2.0
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import time
@@ -14,8 +13,7 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.cli import report, status
 from cluster_ddp.jobs import watch
-from cluster_ddp.jobs.report import cost, run_costs
-from cluster_ddp.jobs.status import RunStatus
+from cluster_ddp.jobs.report import cost
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.job import Job
 
@@ -82,7 +80,7 @@ def test_since_a_day(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert [one["job"] for one in told["runs"]] == ["8", "9"] and told["sum"]["gpu_hours"] == 8
     assert told["sum"]["co2_kg"] == told["runs"][1]["cost"]["co2_kg"] == pytest.approx(0.46)
     assert told["known"] == dict.fromkeys(told["known"], 1) and "energy_kwh" in told["sum"]
-    monkeypatch.setattr(run_costs, "_LINES", 1)
+    monkeypatch.setattr(cost, "_LINES", 1)
     assert report.main([str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "(without a line: 2 earlier runs)" and [line.split()[0] for line in lines[2:4]] == [
@@ -150,8 +148,3 @@ def test_a_folder_that_is_gone_costs_no_more_than_the_co2(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert cost.co2_g_per_kwh() is None
-
-
-def test_a_chain_that_runs_is_known_by_its_first_job() -> None:
-    running = RunStatus(job="15", name="fit", state="RUNNING", requeues=1, chain=("12", "15"))
-    assert cost.now(running).job == "12" and cost.now(dataclasses.replace(running, chain=())).job == "15"

@@ -224,3 +224,14 @@ def test_what_failed_and_what_it_cost(tmp_path: Path) -> None:
         "Rank 0 on node3: ValueError: x. Requeued, without node1, node3.",
         "Unknown rank: no reason is known. The job ended.",
     ]
+
+
+def test_a_job_without_a_run_directory_has_no_figures_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be the run directory of another one."""
+    run(tmp_path, sample(time=1.0))
+    monkeypatch.chdir(tmp_path)
+    found = report(RunStatus(job="13", name="-", state="RUNNING"))
+    assert (found.asked, found.nodes, found.size) == ({}, [], "")
+    assert '"charts":[]' in page([found]) and "Run directory" not in page([found])
