@@ -15,28 +15,26 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm" / "doctor")]
 import doctor_faults  # type: ignore[import-not-found]  # noqa: E402
 
 from cluster_ddp.doctor import login_node  # noqa: E402
-from cluster_ddp.doctor.checks import Check, all_checks  # noqa: E402
-from cluster_ddp.doctor.step import comparison, judgement  # noqa: E402
+from cluster_ddp.doctor.checks import all_checks  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "doctor.md"
 BEGIN, END = "<!-- begin: scripts/doctor_table.py -->\n", "<!-- end -->\n"
-TIERS: tuple[tuple[str, tuple[Check, ...]], ...] = (
-    ("nodes", (*all_checks.ALL, *comparison.CHECKS)),
-    ("network", judgement.LINK_CHECKS),
-    ("training", judgement.TRAINING_CHECKS),
-    ("login node", login_node.CHECKS),
-)
+TIERS = {
+    **all_checks.OF_RANK_0,
+    "nodes": {**{check.name: check.detects for check in all_checks.ALL}, **all_checks.OF_RANK_0["nodes"]},
+    "login node": login_node.CHECKS,
+}
 
 
 def table() -> str:
     """Return the table as Markdown."""
     in_jobs = (*doctor_faults.IN_THE_BATCH_SHELL, *doctor_faults.AT_ONCE, *doctor_faults.NETWORK)
     lines = ["| tier | check | detects | shown by |", "| --- | --- | --- | --- |"]
-    for tier, checks in TIERS:
+    for tier, checks in TIERS.items():
         faults = doctor_faults.ON_A_LOGIN_NODE if tier == "login node" else in_jobs
-        for check in checks:
-            shown = "; ".join(fault.title for fault in faults if fault.check == check.name)
-            lines.append(f"| {tier} | `{check.name}` | {check.detects} | {shown or 'a stand-in'} |")
+        for check, detects in checks.items():
+            shown = "; ".join(fault.title for fault in faults if fault.check == check)
+            lines.append(f"| {tier} | `{check}` | {detects} | {shown or 'a stand-in'} |")
     return "\n".join(lines) + "\n"
 
 

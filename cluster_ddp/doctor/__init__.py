@@ -3,7 +3,6 @@
     findings         what a check has found, how findings of several ranks become one, and what the doctor says
     checks/          tier 1: what each node and rank checks alone
     step/            the doctor in the tasks of a step, tier by tier
-    killable_checks  runs checks in processes that can be killed
     login_node       the checks of a login node
     hang_autopsy     where the ranks of a run hung
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from cluster_ddp.doctor import killable_checks
-from cluster_ddp.doctor.checks import Site, all_checks, checks_of_run, folders, resource_limits, task_environment
+from cluster_ddp.doctor.checks import Site, all_checks, folders, resource_limits, task_environment
 from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.doctor.step.rank import Options
 from cluster_ddp.errors import ClusterDDPError
@@ -24,12 +23,13 @@ _LOCAL_KINDS = ("tmpfs", "ramfs", "overlay")
 # A login node may be the server of /home, but not of the root file system.
 _DISK_KINDS = ("ext3", "ext4", "xfs", "btrfs", "zfs")
 
-CHECKS = checks_of_run(
-    slurm="a login node on which Slurm's commands are missing or its controller does not answer",
-    partitions="a cluster whose partitions have no usable node with GPUs",
-    cluster_toml="a cluster.toml that can't be read or has unknown keys",
-    node_local="a run directory in /tmp, in memory, in a container's layer or on this machine's own disk",
-)
+CHECKS = {
+    "slurm": "a login node on which Slurm's commands are missing or its controller does not answer",
+    "partitions": "a cluster whose partitions have no usable node with GPUs",
+    "cluster_toml": "a cluster.toml that can't be read or has unknown keys",
+    "node_local": "a run directory in /tmp, in memory, in a container's layer or on this machine's own disk",
+}
+"""Name of a check -> what it detects."""
 
 
 def examine(options: Options, env: Mapping[str, str]) -> int:
@@ -53,7 +53,7 @@ def examine(options: Options, env: Mapping[str, str]) -> int:
 
 def _run(tier: str, findings_of: Callable[[Site], Iterator[Finding]], site: Site, limit_s: float) -> list[Finding]:
     """Return the findings of a tier, which runs in a process of its own: a file system may hang."""
-    result = killable_checks.Running({tier: lambda: map(asdict, findings_of(site))}).results(limit_s)[tier]
+    result = all_checks.Running({tier: lambda: map(asdict, findings_of(site))}).results(limit_s)[tier]
     found = [Finding.from_json(one) for one in result.items]
     if result.is_late:
         what, hint = f"The checks of {tier} did not come back.", "try what hangs: ls of your folders, sinfo"

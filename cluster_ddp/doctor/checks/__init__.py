@@ -5,7 +5,7 @@ folders           whether the folders of a job are there, writable and not full
 resource_limits   open files, address space, locked memory, ports, memory
 network_setup     names, addresses and interfaces of the nodes
 gpu_health        whether the GPUs of a node are there and well
-all_checks        their order, and how they are run
+all_checks        their order, and how they are run in processes that can be killed; what rank 0 checks for all
 """
 
 from __future__ import annotations
@@ -57,17 +57,16 @@ class Check:
 
     name: str
     """Its name, which findings carry."""
-    on: Literal["rank", "node", "run"]
-    """Who runs it: each rank, the first rank of each node, or rank 0 for all."""
+    on: Literal["rank", "node"]
+    """Who runs it: each rank, or the first rank of each node."""
     detects: str
     """What it detects, in words, for docs/reference/doctor.md."""
-    function: Callable[[Site], Iterable[Finding]] | None = None
-    """It returns its findings; None for what rank 0 sees in the reports of all."""
+    function: Callable[[Site], Iterable[Finding]]
+    """It returns its findings."""
 
     def run(self, site: Site) -> Iterator[Finding]:
         """Return what it finds."""
-        if self.function is not None:
-            yield from (replace(found, check=self.name) for found in self.function(site))
+        return (replace(found, check=self.name) for found in self.function(site))
 
 
 def node_check(function: Callable[[Site], Iterable[Finding]]) -> Check:
@@ -84,8 +83,3 @@ def _detects(docstring: str) -> str:
     """Return what the first paragraph of a docstring names: "Detect …" or "Detect that …"."""
     text = " ".join(docstring.partition("\n\n")[0].split())
     return text.removeprefix("Detect ").removeprefix("that ").removesuffix(".")
-
-
-def checks_of_run(**detected: str) -> tuple[Check, ...]:
-    """Return the checks that rank 0 does with the reports of all: name -> what the check detects, in words."""
-    return tuple(Check(name=name, on="run", detects=detects) for name, detects in detected.items())

@@ -1,16 +1,29 @@
-"""The checks, group by group. The first one that finds something names the cause: causes come before effects."""
+"""All checks: group by group, each group in a forked process, which can be killed: a file system may hang.
+
+The first check that finds something names the cause: causes come before effects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import contextlib
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cluster_ddp.doctor.checks import Check, Site, folders, network_setup, resource_limits, task_environment
 from cluster_ddp.doctor.checks.gpu_health import gpu_health
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.doctor.killable_checks import Result, Task
+
+Task = Callable[[], Iterable[Any]]
+"""What is run: its items must fit JSON. A text says what it does from now on, such as the name of a check."""
 
 GROUPS: dict[str, tuple[Check, ...]] = {
     "launch": (task_environment.hidden_gpus, task_environment.gpu_listed_twice, task_environment.one_task_step),
@@ -36,6 +49,42 @@ GROUPS: dict[str, tuple[Check, ...]] = {
 }
 """Name of a group, which runs in a process of its own -> its checks."""
 ALL = tuple(check for checks in GROUPS.values() for check in checks)
+OF_RANK_0 = {
+    "nodes": {
+        "topology": "variables that contradict each other: no srun, RANK inherited from the batch shell, tasks that "
+        "don't match GPUs, variables that a container lacks",
+        "missing_ranks": "ranks that never start, or are stopped",
+        "same_rank": "several tasks that have the same rank",
+        "master_port": "a master port that is taken on rank 0's host",
+        "way_to_rank_0": "ranks that can't connect to rank 0: refused, filtered, no route, no such host",
+        "master_variables": "MASTER_ADDR or MASTER_PORT that is not the same in all tasks",
+        "same_address": "an address that two nodes have",
+        "other_master": "nodes on which the master's name leads to another machine",
+        "not_shared": "a run directory that is not the same folder on all nodes",
+        "did_not_return": "a check that does not come back within `--check-limit-s`, as where a file system hangs",
+        "versions": "nodes with another Python, torch, NCCL or cluster_ddp, or another git commit of the working "
+        "folder",
+        "data": "nodes with other data: names, sizes, samples of the content",
+        "variables": "nodes with other variables for NCCL, gloo or torch",
+        "one_cpu": "ranks of a node that share fewer CPUs than there are ranks",
+        "same_gpu": "two ranks with the same GPU",
+        "clock": "a node whose clock is wrong",
+    },
+    "network": {
+        "packet_loss": "a link that loses more than a tenth of the packets",
+        "links": "nodes that refuse or drop each other's connections on ports of the system's choice, or have no route",
+        "large_packets": "a link on which small messages pass and large ones hang (MTU)",
+        "slow_link": "a link that is slower than half of gigabit Ethernet, or than a third of the others",
+    },
+    "training": {
+        "torch_import": "torch that can't be imported, or takes more than a minute to import",
+        "rendezvous": "ranks that don't meet, or whose process group can't be made",
+        "all_reduce": "an all-reduce with a wrong result, or that fails",
+        "gradients": "gradients that differ between ranks after a step of DDP",
+        "straggler": "a rank that computes 1.5 times as long as the median",
+    },
+}
+"""Tier -> name of a check that rank 0 does with the reports of all -> what it detects."""
 
 
 def tasks(site: Site, *, for_node: bool) -> dict[str, Task]:
@@ -83,3 +132,94 @@ def broken_off(group: str, result: Result, host: str, limit_s: float) -> Iterato
             hint="please report it, with this line; the other checks are not affected",
             is_warning=True,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a task has given until its end."""
+
+    items: list[Any]
+    """What it gave, without texts."""
+    doing: str = ""
+    """Its last text: what it did when it broke off."""
+    failure: str | None = None
+    """Why it broke off: what it raised, or which signal ended its process; None if it did not."""
+    is_late: bool = False
+    """Whether it did not come back in time."""
+
+
+class Running:
+    """Tasks, by name, that run at the same time, each in a process of its own."""
+
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self._children = {name: _start(task) for name, task in tasks.items()}
+
+    def results(self, limit_s: float) -> dict[str, Result]:
+        """Return what each task gives in this time, by name, then kill them."""
+        deadline = time.monotonic() + limit_s
+        return {name: _result(*child, deadline) for name, child in self._children.items()}
+
+
+def _start(task: Task) -> tuple[int, int]:
+    """Return the process's id, and the descriptor that its items come from."""
+    sys.stdout.flush()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            _close_all_but(writing)
+            with open(writing, "w", encoding="utf-8") as file:
+                error = None
+                try:
+                    for item in task():
+                        print(json.dumps({"item": item}), file=file, flush=True)
+                except Exception as raised:
+                    error = f"{type(raised).__name__}: {raised}"
+                print(json.dumps({"error": error}), file=file, flush=True)
+            status = 0
+        os._exit(status)
+    os.close(writing)
+    return pid, reading
+
+
+def _close_all_but(descriptor: int) -> None:
+    """Close what was inherited: connections of this rank must end with it, also while this process hangs."""
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if int(path.name) > 2 and int(path.name) != descriptor:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(int(path.name))
+
+
+def _result(pid: int, descriptor: int, deadline: float) -> Result:
+    text, is_late = b"", True
+    with open(descriptor, "rb") as pipe, selectors.DefaultSelector() as selector:  # of any number of open files
+        selector.register(pipe, selectors.EVENT_READ)
+        while is_late and selector.select(max(0.0, deadline - time.monotonic())):
+            more = os.read(descriptor, 65536)
+            text += more
+            is_late = bool(more)
+    ending = _wait(pid, kill=is_late)
+    whole = text[: text.rfind(b"\n") + 1]  # killed in the middle of a line
+    lines = [json.loads(line) for line in whole.splitlines()]
+    items = [line["item"] for line in lines if "item" in line]
+    failure = None
+    if not is_late:
+        failure = lines[-1]["error"] if lines and "error" in lines[-1] else f"its process ended: {ending}"
+    doing = next((item for item in reversed(items) if isinstance(item, str)), "")
+    return Result([item for item in items if not isinstance(item, str)], doing, failure, is_late)
+
+
+def _wait(pid: int, *, kill: bool) -> str:
+    """Wait for a process's end. Returns it in words. A process that waits in the kernel is left alone."""
+    if kill:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        for _ in range(10 if kill else 100):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                code = os.waitstatus_to_exitcode(status)
+                return f"exit status {code}" if code >= 0 else signal.Signals(-code).name
+            time.sleep(0.01)
+    return "unknown"

@@ -1,4 +1,4 @@
-"""What differs between ranks and must not, by the fingerprints in the reports of all."""
+"""What the reports of tier 1 show together: missing and doubled ranks, and what differs between ranks and must not."""
 
 from __future__ import annotations
 
@@ -6,37 +6,83 @@ import errno
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cluster_ddp.doctor.checks import checks_of_run
+from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
+from cluster_ddp.doctor.step.tcp_connect import NO_ANSWER
+from cluster_ddp.runtime.failure import suspects
+from cluster_ddp.runtime.rendezvous.arrived_ranks import missing_by_node
+from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
 
 _CLOCK_S = 10.0
-
-CHECKS = checks_of_run(
-    topology="variables that contradict each other: no srun, RANK inherited from the batch shell, tasks that don't "
-    "match GPUs, variables that a container lacks",
-    missing_ranks="ranks that never start, or are stopped",
-    same_rank="several tasks that have the same rank",
-    master_port="a master port that is taken on rank 0's host",
-    way_to_rank_0="ranks that can't connect to rank 0: refused, filtered, no route, no such host",
-    master_variables="MASTER_ADDR or MASTER_PORT that is not the same in all tasks",
-    same_address="an address that two nodes have",
-    other_master="nodes on which the master's name leads to another machine",
-    not_shared="a run directory that is not the same folder on all nodes",
-    did_not_return="a check that does not come back within `--check-limit-s`, as where a file system hangs",
-    versions="nodes with another Python, torch, NCCL or cluster_ddp, or another git commit of the working folder",
-    data="nodes with other data: names, sizes, samples of the content",
-    variables="nodes with other variables for NCCL, gloo or torch",
-    one_cpu="ranks of a node that share fewer CPUs than there are ranks",
-    same_gpu="two ranks with the same GPU",
-    clock="a node whose clock is wrong",
-)
+_OF_NODES = {one.name for one in all_checks.ALL if one.on == "node"}
 
 Reports = Mapping[int, Mapping[str, Any]]
-"""Rank -> its report of tier 1."""
+"""Rank -> its report of a tier."""
+
+
+def findings(reports: Reports) -> list[Finding]:
+    """Return what the ranks have found in tier 1, each for itself or for its node."""
+    found = []
+    for rank, report in sorted(reports.items()):
+        for one in map(Finding.from_json, report["findings"]):
+            of_node = one.check in _OF_NODES
+            found.append(one.seen_on(report["host"]) if of_node else one.seen_by(rank, report["host"]))
+    return found
+
+
+def ended(rank: int, host: str, tier: str, *, accuses: bool) -> Finding:
+    """Return that a rank was here and does not answer any more; `accuses`: its node may be at fault, not the way."""
+    return Finding(
+        check="missing_ranks",
+        what=f"Ranks ended or hung in the tier {tier!r}.",
+        evidence=NO_ANSWER,
+        hint=f"read that task's output{f'; leave the node out: --exclude={host}' if accuses else ''}",
+        sick_nodes=(host,) if accuses else (),
+    ).seen_by(rank, host)
+
+
+def missing(
+    topology: Topology | None, world_size: int, reports: Reports, waited_s: float, env: Mapping[str, str]
+) -> list[Finding]:
+    """Return which ranks have not reported."""
+    absent = [rank for rank in range(world_size) if rank not in reports]
+    if not absent:
+        return []
+    hosts = {rank: str(report["host"]) for rank, report in reports.items()}
+    by_node = [] if topology is None else missing_by_node(topology, hosts)
+    silent = [] if topology is None else [node for node in topology.nodes if node not in hosts.values()]
+    nodes = silent if suspects.may_accuse(hosts, world_size, env) else []
+    who = f"rank {', '.join(by_node)}" if by_node else shown_ranks(absent)
+    what = f"{len(absent)} of {world_size} ranks did not report within {waited_s:g} s: {who}."
+    hint = "look there for what hangs or is missing (python, module, conda, a file system)"
+    if by_node and not silent:
+        hint = "other ranks of that node reported: look at this one there (ps, py-spy)"
+    hint += "; for a slow start: --wait-s 120" + (f"; leave out: --exclude={','.join(nodes)}" if nodes else "")
+    tasks = env.get(variables.WORLD_SIZE[0], "")
+    if topology is not None and topology.launcher == "manual" and tasks.isdecimal() and int(tasks) < world_size:
+        what = f"WORLD_SIZE={world_size}, but this step has {tasks} tasks: they would wait for ranks that do not exist."
+        hint = f"unset WORLD_SIZE; or start as many tasks: srun --ntasks={world_size}"
+    evidence = f"{shown_ranks(reports)} reported, from {', '.join(dict.fromkeys(hosts.values()))}"
+    return [Finding(check="missing_ranks", what=what, evidence=evidence, hint=hint, sick_nodes=tuple(nodes))]
+
+
+def same_rank(twice: Mapping[int, Sequence[str]]) -> list[Finding]:
+    """Return which ranks several processes claim to be."""
+    hint = "set RANK in each task, not in the batch script: srun bash -c 'RANK=$SLURM_PROCID python …'; or leave "
+    hint += "it to Slurm's variables"
+    return [
+        Finding(
+            check="same_rank",
+            what=f"Several tasks have rank {rank}.",
+            evidence=f"they run on {' and '.join(sorted(hosts))}",
+            hint=hint,
+        )
+        for rank, hosts in twice.items()
+    ]
 
 
 def differences(topology: Topology, reports: Reports) -> list[Finding]:

@@ -7,7 +7,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.agent.channel import Key
@@ -36,30 +35,17 @@ def import_torch() -> tuple[float, str | None]:
     return time.monotonic() - start, None
 
 
-@dataclass(kw_only=True, slots=True)
-class Measured:
-    """What a rank has measured in tiers 3 and 4."""
-
-    meet_s: float = 0.0
-    """Seconds until the process group stood."""
-    all_reduce_s: dict[str, float] = field(default_factory=dict)
-    """Size in bytes -> seconds of an all-reduce, the median."""
-    wrong: list[str] = field(default_factory=list)
-    """Data types whose sum was wrong."""
-    step_s: float = 0.0
-    """Seconds that this rank computed, without communication: its fastest of some tries."""
-    gradient: list[float] = field(default_factory=list)
-    """Sum and sum of squares of the gradients."""
-    failure: str | None = None
-    """Why it broke off; None if it did not."""
-    failed_in: str = ""
-    """Check in which it broke off."""
-
-
 def measure(topology: Topology, key: Key) -> Iterator[str | dict[str, Any]]:
     """Meet the other ranks, add numbers with them, and take a step of DDP with them.
 
-    Yields the name of each check that begins, at last the fields of a `Measured`.
+    Yields the name of each check that begins, and what was measured:
+        wrong: data types whose sum was wrong
+        all_reduce_s: size in bytes -> seconds of an all-reduce, the median
+        gradient: sum and sum of squares of the gradients
+        step_s: seconds that this rank computed, without communication: its fastest of some tries
+
+    Raises:
+        Exception: a check failed, the one whose name came last.
     """
     from torch.distributed import ProcessGroupGloo
 
@@ -68,52 +54,47 @@ def measure(topology: Topology, key: Key) -> Iterator[str | dict[str, Any]]:
     from cluster_ddp.runtime.rendezvous.host_setup import choose_interface
     from cluster_ddp.runtime.rendezvous.store import meet
 
-    found, start = Measured(failed_in="rendezvous"), time.monotonic()
-    yield found.failed_in
-    try:
-        device = devices.set_up(topology, cuda=True, deterministic=False)[0]
-        if "GLOO_DEVICE_TRANSPORT" in os.environ:
-            found.failed_in = "gloo_transport"
-            ProcessGroupGloo.create_default_device()
-            found.failed_in = "rendezvous"
-        store = meet(topology, device.type, key, timeout_s=MEETING_S)
-        choose_interface(topology, os.environ)
-        process_group.join(topology, device, store, timeout_s=_COLLECTIVE_S)
-        process_group.barrier()
-        found.meet_s = time.monotonic() - start
-        found.failed_in = "all_reduce"
-        yield found.failed_in
-        _collectives(device, topology.world_size, found)
-        found.failed_in = "gradients"
-        yield found.failed_in
-        _step(device, topology, found)
-        process_group.leave()
-        found.failed_in = ""
-    except Exception as error:
-        found.failure = " ".join(str(error).split())[:300] or type(error).__name__
-    yield asdict(found)
+    if "GLOO_DEVICE_TRANSPORT" in os.environ:
+        yield "gloo_transport"
+        ProcessGroupGloo.create_default_device()
+    yield "rendezvous"
+    device = devices.set_up(topology, cuda=True, deterministic=False)[0]
+    store = meet(topology, device.type, key, timeout_s=MEETING_S)
+    choose_interface(topology, os.environ)
+    process_group.join(topology, device, store, timeout_s=_COLLECTIVE_S)
+    process_group.barrier()
+    yield "all_reduce"
+    yield {"wrong": _wrong_sums(device, topology.world_size)}
+    yield {"all_reduce_s": {str(size): _all_reduce_s(device, size) for size in SIZES}}
+    yield "gradients"
+    yield {"gradient": _gradient(device, topology), "step_s": _computing_s(device)}
+    process_group.leave()
 
 
-def _collectives(device: torch.device, world_size: int, found: Measured) -> None:
+def _wrong_sums(device: torch.device, world_size: int) -> list[str]:
     import torch
     import torch.distributed as dist
 
-    rank = dist.get_rank()
+    rank, wrong = dist.get_rank(), []
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64):
         # Small whole numbers: exact in all of them, whatever the order of the sum.
         values = torch.full((64,), rank % 3 + 1, dtype=dtype, device=device)
         dist.all_reduce(values)
         expected = sum(other % 3 + 1 for other in range(world_size))
         if world_size <= 64 and not bool((values == expected).all()):
-            found.wrong.append(str(dtype).removeprefix("torch."))
-    for size in SIZES:
-        values = torch.zeros(size // 4, device=device)
-        reduce = functools.partial(dist.all_reduce, values)
-        times = [_timed(device, time.monotonic, reduce) for _ in range(_REPEATS)]
-        found.all_reduce_s[str(size)] = statistics.median(times)
+            wrong.append(str(dtype).removeprefix("torch."))
+    return wrong
 
 
-def _step(device: torch.device, topology: Topology, found: Measured) -> None:
+def _all_reduce_s(device: torch.device, size: int) -> float:
+    import torch
+    import torch.distributed as dist
+
+    reduce = functools.partial(dist.all_reduce, torch.zeros(size // 4, device=device))
+    return statistics.median(_timed(device, time.monotonic, reduce) for _ in range(_REPEATS))
+
+
+def _gradient(device: torch.device, topology: Topology) -> list[float]:
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -124,11 +105,10 @@ def _step(device: torch.device, topology: Topology, found: Measured) -> None:
     torch.manual_seed(topology.rank + 1)  # each rank has its own batch
     wrapped(torch.randn(32, 256, device=device)).square().mean().backward()
     gradients = [parameter.grad.double() for parameter in model.parameters() if parameter.grad is not None]
-    found.gradient = [float(sum(one.sum() for one in gradients)), float(sum(one.square().sum() for one in gradients))]
-    found.step_s = _computing(device)
+    return [float(sum(one.sum() for one in gradients)), float(sum(one.square().sum() for one in gradients))]
 
 
-def _computing(device: torch.device) -> float:
+def _computing_s(device: torch.device) -> float:
     """Return the seconds of some matrix products, 0.1 s on a core: the fastest of some tries, to leave out noise.
 
     On CPUs it is the CPU time: a rank that waits for a core which it shares is not slow itself.

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from cluster_ddp.doctor.checks import checks_of_run
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.doctor.step.ddp_step import SIZES
 from cluster_ddp.doctor.step.links import LARGE, LARGE_S, LOSSY, SLOW_BYTES_PER_S, Link
-from cluster_ddp.doctor.step.tcp_connect import FILTERED, NO_NAME, NO_PORT, NO_ROUTE, REFUSED
+from cluster_ddp.doctor.step.tcp_connect import REFUSED, UNREACHED_HINTS
 
 _SLOWER_THAN_OTHERS = 3.0
 _STRAGGLER = 1.5
 _SLOW_IMPORT_S = 60.0
-_FIREWALL = "ask your site to open all TCP ports between the compute nodes (iptables -L -n)"
-_LINK_HINTS = {
-    REFUSED: f"a firewall rejects it: {_FIREWALL}",
-    FILTERED: f"a firewall drops it: {_FIREWALL}",
-    NO_PORT: "that node has no port left: ss -tanp",
-    NO_ROUTE: "the nodes are on networks that do not reach each other: ip route get ADDRESS on that node",
-    NO_NAME: "the names of the nodes are unknown there: getent hosts NODE on that node",
-}
+_REFUSED_HINT = "a firewall rejects it: ask your site to open all TCP ports between the compute nodes (iptables -L -n)"
+_LINK_HINTS = {**UNREACHED_HINTS, REFUSED: _REFUSED_HINT}  # our listener is there
 # Check in which a rank broke off, in the order of the tiers -> what is wrong, and a hint.
 _TRAINING_FAILED = {
     "gloo_transport": (
@@ -39,20 +33,6 @@ _TRAINING_FAILED = {
     ),
     "gradients": ("A step of DDP fails.", "read the error; try the same on one node"),
 }
-
-LINK_CHECKS = checks_of_run(
-    packet_loss="a link that loses more than a tenth of the packets",
-    links="nodes that refuse or drop each other's connections on ports of the system's choice, or have no route",
-    large_packets="a link on which small messages pass and large ones hang (MTU)",
-    slow_link="a link that is slower than half of gigabit Ethernet, or than a third of the others",
-)
-TRAINING_CHECKS = checks_of_run(
-    torch_import="torch that can't be imported, or takes more than a minute to import",
-    rendezvous="ranks that don't meet, or whose process group can't be made",
-    all_reduce="an all-reduce with a wrong result, or that fails",
-    gradients="gradients that differ between ranks after a step of DDP",
-    straggler="a rank that computes 1.5 times as long as the median",
-)
 
 Reports = Mapping[int, Mapping[str, Any]]
 """Rank -> its report of a tier, with its host."""
@@ -124,6 +104,20 @@ def _common_node(those: Sequence[Link], links: Sequence[Link]) -> tuple[str, ...
     return tuple(at_fault) if len(at_fault) == 1 and len(links) > len(those) else ()
 
 
+def not_shared(answers: Reports, run_dir: Path | None) -> list[Finding]:
+    """Return which ranks do not see the file that rank 0 has made in the run directory, by the reports of tier 2."""
+    return [
+        Finding(
+            check="not_shared",
+            what="The run directory is not the same folder on all nodes.",
+            evidence=f"{run_dir} lacks there the file that rank 0 has just made",
+            hint="name a folder on a file system that all nodes share, not /tmp: --runs-dir PATH",
+        ).seen_by(rank, answer["host"])
+        for rank, answer in sorted(answers.items())
+        if answer["sees"] is False
+    ]
+
+
 def of_imports(reports: Reports) -> list[Finding]:
     """Return on which ranks torch can't be imported, or slowly."""
     found = []
@@ -142,7 +136,7 @@ def of_imports(reports: Reports) -> list[Finding]:
 
 
 def of_training(reports: Reports) -> list[Finding]:
-    """Return what is wrong with collectives and the step: each report has the fields of a `training.Measured`."""
+    """Return what is wrong with collectives and the step: each report has what `ddp_step.measure` yields."""
     return [*_failures(reports), *_wrong_sums(reports), *_gradients(reports), *_stragglers(reports)]
 
 
@@ -165,12 +159,12 @@ def _wrong_sums(reports: Reports) -> list[Finding]:
     return [
         Finding(check="all_reduce", what=what, evidence=", ".join(one["wrong"]), hint=hint).seen_by(rank, one["host"])
         for rank, one in reports.items()
-        if one["wrong"]
+        if one.get("wrong")
     ]
 
 
 def _gradients(reports: Reports) -> list[Finding]:
-    values = {rank: tuple(one["gradient"]) for rank, one in reports.items() if one["gradient"]}
+    values = {rank: tuple(one["gradient"]) for rank, one in reports.items() if "gradient" in one}
     if len(set(values.values())) < 2:
         return []
     usual, are_two = statistics.mode(values.values()), len(values) == 2
@@ -185,7 +179,7 @@ def _gradients(reports: Reports) -> list[Finding]:
 
 
 def _stragglers(reports: Reports) -> list[Finding]:
-    times = {rank: one["step_s"] for rank, one in reports.items() if one["step_s"]}
+    times = {rank: one["step_s"] for rank, one in reports.items() if "step_s" in one}
     found = []
     for rank, seconds in times.items():
         others, host = [other for number, other in times.items() if number != rank], reports[rank]["host"]
@@ -220,7 +214,7 @@ def shown_all_reduces(reports: Reports) -> str:
     """
     parts, bandwidth, ranks = [], "", len(reports)
     for size in SIZES:
-        if times := [one["all_reduce_s"][str(size)] for one in reports.values() if str(size) in one["all_reduce_s"]]:
+        if times := [one["all_reduce_s"][str(size)] for one in reports.values() if "all_reduce_s" in one]:
             text = f"{size // 1024**2} MiB" if size >= 1024**2 else f"{size // 1024} KiB"
             parts.append(f"{text} {1e3 * max(times):.2g} ms")
             if ranks > 1:

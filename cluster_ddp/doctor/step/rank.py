@@ -13,7 +13,6 @@ from typing import Any
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Key, Message
-from cluster_ddp.doctor import killable_checks
 from cluster_ddp.doctor.checks import Site, all_checks, resource_limits
 from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.doctor.step import ddp_step, links
@@ -108,7 +107,7 @@ class Identity:
 
 
 class Rank:
-    """One rank's doctor; its folder is for what can't be sent."""
+    """One rank's doctor, which begins to check its node; its folder is for what can't be sent."""
 
     def __init__(self, options: Options, env: Mapping[str, str], identity: Identity, folder: ReportFolder) -> None:
         self.options, self.env, self.identity, self.folder = options, env, identity, folder
@@ -118,43 +117,32 @@ class Rank:
         """The report of tier 1."""
         num_nodes = (topology.num_nodes or 1) if topology is not None else 0
         self.verdict = Verdict(subject=_subject(identity), num_nodes=num_nodes)
+        self._running = all_checks.Running(self._checks())  # threads begin after the forks
         self._listener: links.Listener | None = None
         if topology is not None and topology.num_nodes != 1 and topology.local_rank == 0:
             with contextlib.suppress(OSError):
                 self._listener = links.Listener()
-
-    def run(self) -> int:
-        """Do this rank's part. Returns the exit status."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close connections."""
         if self._listener is not None:
             self._listener.close()
 
-    def greet(self) -> None:
-        """Say that this rank is here, before it is examined."""
-        raise NotImplementedError
-
     def examined(self) -> Message:
         """Return the report of tier 1: this node alone."""
         identity, limit_s = self.identity, self.options.check_limit_s
-        self.report = report = self.message("nodes", findings=[], fingerprint={}, port=None)
-        running = killable_checks.Running(self._checks())
-        self.greet()  # threads begin after the forks
-        results = running.results(limit_s)
+        results = self._running.results(limit_s)
+        compared = results.pop("facts", all_checks.Result([]))
+        found = all_checks.findings(results, identity.host, limit_s)
+        found += all_checks.broken_off("facts", compared, identity.host, limit_s)
         if identity.error is not None:
-            report["findings"] = [asdict(Finding.of_cause("topology", identity.error))]
-        else:
-            compared = results.pop("facts", killable_checks.Result([]))
-            found = all_checks.findings(results, identity.host, limit_s)
-            found += all_checks.broken_off("facts", compared, identity.host, limit_s)
-            report["findings"] = [asdict(one) for one in found]
-            report["fingerprint"] = dict(compared.items)
-            report["port"] = None if self._listener is None else self._listener.port
-        return report
+            found = [Finding.of_cause("topology", identity.error)]
+        port = None if self._listener is None else self._listener.port
+        facts = {"findings": [asdict(one) for one in found], "fingerprint": dict(compared.items), "port": port}
+        self.report = self.message("nodes", **facts)
+        return self.report
 
-    def _checks(self) -> dict[str, killable_checks.Task]:
+    def _checks(self) -> dict[str, all_checks.Task]:
         topology, options = self.identity.topology, self.options
         if topology is None:
             return {}
@@ -188,12 +176,12 @@ class Rank:
         """Measure in a child: it may hang in NCCL, or be aborted by its watchdog."""
         topology, limit_s = self.identity.topology, TIER_S["training"]
         assert topology is not None
-        running = killable_checks.Running({"training": lambda: ddp_step.measure(topology, self.key)})
+        running = all_checks.Running({"training": lambda: ddp_step.measure(topology, self.key)})
         result = running.results(limit_s)["training"]
-        if result.items:
-            return dict(result.items[0])
-        failure = result.failure or f"it did not come back within {limit_s:g} s"
-        return asdict(ddp_step.Measured(failure=failure, failed_in=result.doing or "rendezvous"))
+        late = f"it did not come back within {limit_s:g} s" if result.is_late else None
+        failure = late if result.failure is None else " ".join(result.failure.split())[:300]
+        measured = {name: value for item in result.items for name, value in item.items()}
+        return {"failure": failure, "failed_in": result.doing or "rendezvous", **measured}
 
     def speak(self, tell: Callable[[int], None]) -> int:
         """Print the verdict, tell the others the exit status, then write the nodes at fault. Returns the status.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cluster_ddp.agent.channel import Client, Key
+from cluster_ddp.doctor.findings import Finding
 
 _Connection = TypeVar("_Connection", socket.socket, Client)
 
@@ -18,6 +19,13 @@ NO_PORT = "no free port"
 """This node has no port left for the connection."""
 HELD, NO_ANSWER = "held by another program", "no answer"
 """Somebody else listens there; a connection was made, and nobody says anything on it."""
+UNREACHED_HINTS = {
+    FILTERED: "a firewall drops it: ask your site to open all TCP ports between the compute nodes (iptables -L -n)",
+    NO_ROUTE: "no network leads there: ip route get ADDRESS on that node",
+    NO_PORT: "that node has no port left: ss -tanp",
+    NO_NAME: "the name is unknown there: getent hosts NAME on that node",
+}
+"""How a connection fails where a host can't be reached, whether or not a process listens there -> what to do."""
 _CONNECT_S, _GREETING_S = 1.5, 4.0
 _TRIES = 8
 _KINDS = {
@@ -80,3 +88,20 @@ def several_tries(attempt: Callable[[], _Connection]) -> _Connection:
             said = [no for one in tries if (no := one.exception()) and not isinstance(no, TimeoutError)]
             raise next(iter(said), error) from None
         return found[0]
+
+
+def no_way(rank: int, report: Mapping[str, Any], address: str) -> Finding:
+    """Return that a rank can't connect to rank 0, and how it failed."""
+    failures = report.get("failures") or {}
+    kinds = [*failures.values(), NO_ANSWER]
+    kind = next((one for one in failures.values() if one != REFUSED), kinds[0])
+    hints = {
+        **UNREACHED_HINTS,
+        REFUSED: "nothing listens there, or a firewall rejects it: iptables -L -n on both nodes",
+    }
+    return Finding(
+        check="way_to_rank_0",
+        what=f"Ranks can't connect to rank 0's host, {address}: {kind}.",
+        evidence=f"port {', '.join(f'{port}: {why}' for port, why in failures.items()) or 'unknown'}",
+        hint=hints.get(kind, "set another MASTER_PORT, or unset it"),
+    ).seen_by(rank, report["host"])

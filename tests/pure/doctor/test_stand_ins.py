@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.doctor import killable_checks
 from cluster_ddp.doctor.checks import Site, all_checks, folders, gpu_health, network_setup, resource_limits
 from cluster_ddp.doctor.findings import Finding, merged, shown_ranks
-from cluster_ddp.doctor.step import absent_ranks, comparison, judgement
+from cluster_ddp.doctor.step import comparison, judgement, tcp_connect
 from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.slurm.topology import Topology
 
@@ -89,16 +88,16 @@ def fail() -> None:
 )
 def test_sick_gpus(functions: dict[str, Any], found: str, is_warning: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_health, "torch_versions", lambda: {"cuda": "12.8"})
-    first = next(iter(gpu_health.gpu_health.function(site(), Nvml(**functions))))  # type: ignore[misc,call-arg]
+    first = next(iter(gpu_health.gpu_health.function(site(), Nvml(**functions))))  # type: ignore[call-arg]
     assert (first.what, first.is_warning) == (found, is_warning)
     assert is_warning or first.sick_nodes == ("node1",)
 
 
 def test_sound_gpus_and_dummy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_health, "torch_versions", lambda: {"cuda": "12.8"})
-    assert not list(gpu_health.gpu_health.function(site(), Nvml()))  # type: ignore[misc,call-arg]
+    assert not list(gpu_health.gpu_health.function(site(), Nvml()))  # type: ignore[call-arg]
     monkeypatch.setattr(gpu_health, "_pynvml", fail)
-    assert not list(gpu_health.gpu_health.function(site(CLUSTER_DDP_DUMMY_GPUS="1")))  # type: ignore[misc]
+    assert not list(gpu_health.gpu_health.function(site(CLUSTER_DDP_DUMMY_GPUS="1")))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_a_node_with_all_its_gpus_is_not_short_of_any(
     env: dict[str, str], shown: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_health, "torch_versions", lambda: {"cuda": "12.8"})
-    assert not list(gpu_health.gpu_health.function(site(**env), Nvml(nvmlDeviceGetCount=lambda: shown)))  # type: ignore[misc,call-arg]
+    assert not list(gpu_health.gpu_health.function(site(**env), Nvml(nvmlDeviceGetCount=lambda: shown)))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_an_address_space_that_a_training_on_the_cpu_can_do_with_is_no_error(
 ) -> None:
     limit = resource.RLIM_INFINITY if limit_gib is None else limit_gib << 30
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    found = list(resource_limits.address_space.function(site(CLUSTER_DDP_DUMMY_GPUS=dummy)))  # type: ignore[misc]
+    found = list(resource_limits.address_space.function(site(CLUSTER_DDP_DUMMY_GPUS=dummy)))
     assert [one.is_warning for one in found] == expected
 
 
@@ -150,22 +149,22 @@ def test_a_memory_limit_and_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     cgroup(tmp_path, monkeypatch, memory__max=str(1024**3), memory__events="low 0\noom 1\noom_kill 2\n")
     (tmp_path / "slurm/job_7/step_0/memory.max").write_text("max\n")
     (tmp_path / "slurm/job_7/step_0/memory.events").write_text("low 0\noom 0\noom_kill 0\n")
-    (limit,) = resource_limits.memory_limit.function(site(SLURM_MEM_PER_NODE="4096"), tmp_path)  # type: ignore[misc,call-arg]
+    (limit,) = resource_limits.memory_limit.function(site(SLURM_MEM_PER_NODE="4096"), tmp_path)  # type: ignore[call-arg]
     assert "limit 1024 MiB" in limit.evidence and "srun --mem=0" in limit.hint
-    assert not list(resource_limits.memory_limit.function(site(SLURM_MEM_PER_NODE="1024"), tmp_path))  # type: ignore[misc,call-arg]
+    assert not list(resource_limits.memory_limit.function(site(SLURM_MEM_PER_NODE="1024"), tmp_path))  # type: ignore[call-arg]
     per_cpu = site(SLURM_MEM_PER_CPU="512", SLURM_CPUS_ON_NODE="8")
-    (limit,) = resource_limits.memory_limit.function(per_cpu, tmp_path)  # type: ignore[misc,call-arg]
+    (limit,) = resource_limits.memory_limit.function(per_cpu, tmp_path)  # type: ignore[call-arg]
     assert "SLURM_CPUS_ON_NODE=8, SLURM_MEM_PER_CPU=512 MiB" in limit.evidence
-    (kill,) = resource_limits.out_of_memory.function(site(), tmp_path)  # type: ignore[misc,call-arg]
+    (kill,) = resource_limits.out_of_memory.function(site(), tmp_path)  # type: ignore[call-arg]
     assert "oom_kill 2" in kill.evidence and kill.is_warning
 
 
 def test_locked_memory_matters_with_infiniband_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
     monkeypatch.setattr(resource_limits, "_INFINIBAND", tmp_path / "infiniband")
-    assert not list(resource_limits.locked_memory.function(site()))  # type: ignore[misc]
+    assert not list(resource_limits.locked_memory.function(site()))
     (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
-    (found,) = resource_limits.locked_memory.function(site())  # type: ignore[misc]
+    (found,) = resource_limits.locked_memory.function(site())
     assert "ulimit -Hl: 64 KiB" in found.evidence
 
 
@@ -193,7 +192,7 @@ def test_a_file_of_the_data_that_is_cut_off(is_found: bool, tmp_path: Path) -> N
     (tmp_path / "MNIST/raw").mkdir(parents=True)
     whole = gzip.compress(bytes(9999))
     (tmp_path / "MNIST/raw/images.gz").write_bytes(whole[:-9] if is_found else whole)
-    found = list(folders.data_folder.function(replace(site(), data_dir=tmp_path)))  # type: ignore[misc]
+    found = list(folders.data_folder.function(replace(site(), data_dir=tmp_path)))
     assert [one.what for one in found] == ["A file of the data is damaged on a node."] * is_found
 
 
@@ -208,7 +207,7 @@ def test_two_ranks_with_one_gpu() -> None:
 
 
 def measured(**fields: Any) -> dict[str, Any]:
-    return {"failure": None, "failed_in": "", "wrong": [], "gradient": [1.0, 2.0], "step_s": 0.1, **fields}
+    return {"failure": None, "failed_in": "gradients", "wrong": [], "gradient": [1.0, 2.0], "step_s": 0.1, **fields}
 
 
 HOSTS = {rank: f"node{rank // 2 + 1}" for rank in range(4)}
@@ -260,19 +259,19 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
         os.abort()
 
     start = time.monotonic()
-    tasks: dict[str, killable_checks.Task] = {
+    tasks: dict[str, all_checks.Task] = {
         "hangs": hang,
         "raises": raise_it,
         "aborts": abort,
         "works": lambda: [["yes"]],
     }
-    found = killable_checks.Running(tasks).results(2.0)
+    found = all_checks.Running(tasks).results(2.0)
     assert time.monotonic() - start < 20
     assert found == {
-        "hangs": killable_checks.Result([{"found": 1}], "second", is_late=True),
-        "raises": killable_checks.Result([], "third", "ValueError: odd"),
-        "aborts": killable_checks.Result([], "fourth", "its process ended: SIGABRT"),
-        "works": killable_checks.Result([["yes"]]),
+        "hangs": all_checks.Result([{"found": 1}], "second", is_late=True),
+        "raises": all_checks.Result([], "third", "ValueError: odd"),
+        "aborts": all_checks.Result([], "fourth", "its process ended: SIGABRT"),
+        "works": all_checks.Result([["yes"]]),
     }
     (late,) = all_checks.broken_off("hangs", found["hangs"], "node1", 0.5)
     assert (late.what, late.sick_nodes) == ("The check second (hangs) did not come back.", ("node1",))
@@ -287,8 +286,8 @@ def test_checks_run_in_a_process_with_more_than_1024_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
     opened = [os.dup(0) for _ in range(1024)]
     try:
-        running = killable_checks.Running({"works": lambda: [["yes"]]})
-        assert running.results(10.0) == {"works": killable_checks.Result([["yes"]])}
+        running = all_checks.Running({"works": lambda: [["yes"]]})
+        assert running.results(10.0) == {"works": all_checks.Result([["yes"]])}
     finally:
         for descriptor in opened:
             os.close(descriptor)
@@ -311,15 +310,15 @@ def test_rank_0s_own_name_may_mean_loopback_there(host: str, is_found: bool, mon
     """Debian's 127.0.1.1; the host's name may have a domain."""
     monkeypatch.setattr(network_setup.socket, "gethostname", lambda: host)
     monkeypatch.setattr(network_setup, "addresses_of", lambda name: ["127.0.1.1"])
-    assert bool(list(network_setup.master_address.function(site()))) == is_found  # type: ignore[misc]
+    assert bool(list(network_setup.master_address.function(site()))) == is_found
 
 
 def test_nodes_that_few_others_miss_are_not_blamed() -> None:
     """Where one of four nodes speaks, the way to it is rather at fault."""
     four = replace(TOPOLOGY, nodes=("node1", "node2", "node3", "node4"), num_nodes=4)
-    (most,) = absent_ranks.missing(four, 4, {1: {"host": "node2"}}, 3, {})
+    (most,) = comparison.missing(four, 4, {1: {"host": "node2"}}, 3, {})
     assert not most.sick_nodes and "--exclude" not in most.hint
-    (few,) = absent_ranks.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3, {})
+    (few,) = comparison.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3, {})
     assert few.sick_nodes == ("node4",) and "--exclude=node4" in few.hint
 
 
@@ -327,7 +326,7 @@ def test_nodes_that_few_others_miss_are_not_blamed() -> None:
 def test_of_two_halves_the_one_with_the_batch_host_blames_the_other(node: str, is_blamed: bool) -> None:
     reports = {rank: {"host": node} for rank in ((0, 1) if node == "node1" else (2, 3))}
     two = replace(TOPOLOGY, nodes=("node1", "node2"), num_nodes=2, world_size=4)
-    (found,) = absent_ranks.missing(two, 4, reports, 3, {"SLURM_JOB_NODELIST": "node[1-2]"})
+    (found,) = comparison.missing(two, 4, reports, 3, {"SLURM_JOB_NODELIST": "node[1-2]"})
     assert bool(found.sick_nodes) == ("--exclude" in found.hint) == is_blamed
 
 
@@ -374,7 +373,7 @@ def test_an_address_that_two_nodes_have(third: dict[str, Any], is_found: bool) -
 )
 def test_how_a_rank_fails_to_connect_is_named(failures: dict[str, str], kind: str, evidence: str, hint: str) -> None:
     """Where one port is refused, and another fails in another way, that is the cause."""
-    found = absent_ranks.no_way(3, {"host": "node2", "failures": failures}, "node1")
+    found = tcp_connect.no_way(3, {"host": "node2", "failures": failures}, "node1")
     assert (found.check, found.ranks, found.host) == ("way_to_rank_0", (3,), "node2")
     assert found.what == f"Ranks can't connect to rank 0's host, node1: {kind}."
     assert found.evidence == evidence and found.hint.startswith(hint)
@@ -382,7 +381,7 @@ def test_how_a_rank_fails_to_connect_is_named(failures: dict[str, str], kind: st
 
 def test_ranks_that_do_not_exist_are_not_waited_for() -> None:
     env, reports = {"SLURM_STEP_NUM_TASKS": "4"}, {rank: {"host": f"node{rank // 2 + 1}"} for rank in range(4)}
-    (found,) = absent_ranks.missing(replace(TOPOLOGY, launcher="manual", world_size=6), 6, reports, 3, env)
+    (found,) = comparison.missing(replace(TOPOLOGY, launcher="manual", world_size=6), 6, reports, 3, env)
     assert found.what.startswith("WORLD_SIZE=6, but this step has 4 tasks:") and "--ntasks=6" in found.hint
-    (found,) = absent_ranks.missing(replace(TOPOLOGY, launcher="torchrun", world_size=6), 6, reports, 3, env)
+    (found,) = comparison.missing(replace(TOPOLOGY, launcher="torchrun", world_size=6), 6, reports, 3, env)
     assert found.what.startswith("2 of 6 ranks did not report within 3 s: ")

@@ -28,7 +28,6 @@ from slowness import scaled, wait_until
 import cluster_ddp
 from cluster_ddp.doctor import login_node
 from cluster_ddp.doctor.checks import all_checks, task_environment
-from cluster_ddp.doctor.step import comparison, judgement
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import cluster as sandbox
@@ -303,9 +302,8 @@ def test_the_first_finding_names_the_fault_of_a_batch_script(number: int, alloca
 def test_each_check_that_can_be_shown_here_is_shown() -> None:
     made = (*faults.AT_ONCE, *faults.NETWORK, *faults.IN_THE_BATCH_SHELL, *faults.ON_A_LOGIN_NODE)
     shown = {fault.check for fault in made}
-    in_jobs = (*all_checks.ALL, *comparison.CHECKS, *judgement.LINK_CHECKS, *judgement.TRAINING_CHECKS)
-    checks = (*in_jobs, *login_node.CHECKS)
-    everyone = {one.name for one in checks}
+    of_rank_0 = {name for checks in all_checks.OF_RANK_0.values() for name in checks}
+    everyone = {one.name for one in all_checks.ALL} | of_rank_0 | {*login_node.CHECKS}
     assert shown <= everyone
     # GPUs, InfiniBand, control groups and faults of hardware are not here: tests/pure/doctor has stand-ins.
     elsewhere = {"gpu_health", "same_gpu", "locked_memory", "memory_limit", "out_of_memory"}

@@ -1,25 +1,36 @@
-"""Rank 0's part: it gathers the reports of a tier, judges them, and tells the others whether to continue."""
+"""What rank 0 and the others do, tier by tier.
+
+Rank 0 gathers the reports of a tier, judges them, and tells the others whether to continue. The others report, and do
+what rank 0 says; without rank 0, one of them says so.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
-from cluster_ddp.doctor.step import absent_ranks, comparison, judgement
+from cluster_ddp.doctor.step import comparison, judgement, tcp_connect
 from cluster_ddp.doctor.step.links import Link
 from cluster_ddp.doctor.step.rank import REPORT_S, SETTLE_LOSSY_S, SETTLE_S, TIER_S, Identity, Options, Rank
-from cluster_ddp.doctor.step.report_channel import ReportServer
-from cluster_ddp.doctor.step.report_folder import ReportFolder
+from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
+from cluster_ddp.doctor.step.report_folder import SPEAKS, ReportFolder
+from cluster_ddp.errors import USAGE_EXIT_STATUS
 from cluster_ddp.runtime.failure import suspects
 
 _SAID_EVERY_S = 10
+# How much later a message of rank 0 may come.
+_GRACE_S = 10.0
+# How long the others wait with a bad status.
+_LAST_S = 1.0
 
 
 class Leader(Rank):
@@ -28,6 +39,7 @@ class Leader(Rank):
     def __init__(self, options: Options, env: Mapping[str, str], identity: Identity, folder: ReportFolder) -> None:
         super().__init__(options, env, identity, folder)
         self._server = ReportServer(identity.topology, self.key, folder)
+        self._server.put(self.message("here"))  # another process that has this rank, too, is seen by that
         self._reports: Mapping[int, Message] = {}
 
     def close(self) -> None:
@@ -46,13 +58,9 @@ class Leader(Rank):
             start = time.monotonic()
             found, measured = tiers[name]()
             is_sound = self.verdict.add(name, time.monotonic() - start, found, measured)
-            if not is_sound or not self.verdict.add("ranks", 0.0, absent_ranks.same_rank(self._server.twice)):
+            if not is_sound or not self.verdict.add("ranks", 0.0, comparison.same_rank(self._server.twice)):
                 break
         return self.speak(lambda status: self._server.tell("end", status=status))
-
-    def greet(self) -> None:
-        """Be here: another process that has this rank, too, is seen by that."""
-        self._server.put(self.message("here"))
 
     def _nodes(self) -> tuple[list[Finding], str]:
         """Tier 1: each node alone."""
@@ -61,9 +69,9 @@ class Leader(Rank):
         here = self._server.gather("here", self.identity.world_size, start + waited_s - time.monotonic())
         self._server.gather("nodes", len(here), self.options.check_limit_s + REPORT_S)
         self._reports = reports = self._server.settle("nodes", SETTLE_S, SETTLE_LOSSY_S)
-        found = sorted(absent_ranks.findings(reports), key=lambda one: one.check != "topology")
-        found += absent_ranks.same_rank(self._server.twice)
-        found += absent_ranks.missing(topology, self.identity.world_size, here, waited_s, self.env)
+        found = sorted(comparison.findings(reports), key=lambda one: one.check != "topology")
+        found += comparison.same_rank(self._server.twice)
+        found += comparison.missing(topology, self.identity.world_size, here, waited_s, self.env)
         found += self._without_answer("nodes", here, reports)
         if self._server.port_error is not None:
             found.append(Finding.of_cause("master_port", self._server.port_error))
@@ -71,7 +79,7 @@ class Leader(Rank):
             found += comparison.differences(topology, reports)
             if self._server.port_error is None:
                 apart = {rank: one for rank, one in sorted(reports.items()) if one.get("by") == "file" and rank}
-                found += [absent_ranks.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
+                found += [tcp_connect.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
         return found, _measured(reports)
 
     def _network(self) -> tuple[list[Finding], str]:
@@ -90,7 +98,7 @@ class Leader(Rank):
         found = [
             *self._without_answer("network", self._reports, answers),
             *judgement.of_links(found_links),
-            *absent_ranks.not_shared(answers, self.options.run_dir),
+            *judgement.not_shared(answers, self.options.run_dir),
         ]
         return found, judgement.shown_slowest(found_links)
 
@@ -135,7 +143,7 @@ class Leader(Rank):
         reached = {rank: host for rank, host in hosts.items() if rank in answers or rank in self._server.closed}
         may_accuse = suspects.may_accuse(reached, self.identity.world_size, self.env)
         return [
-            absent_ranks.ended(rank, host, tier, accuses=may_accuse or rank in reached)
+            comparison.ended(rank, host, tier, accuses=may_accuse or rank in reached)
             for rank, host in hosts.items()
             if rank not in answers
         ]
@@ -149,3 +157,84 @@ def _measured(reports: Mapping[int, Message]) -> str:
         if names := " or ".join(dict.fromkeys(one[library] for one in taken if one.get(library))):
             words += f", {library} on {names}"
     return words
+
+
+class Follower(Rank):
+    """Another rank than 0."""
+
+    def __init__(self, options: Options, env: Mapping[str, str], identity: Identity, folder: ReportFolder) -> None:
+        super().__init__(options, env, identity, folder)
+        self._client = ReportClient(identity.topology, self.key, folder, options.wait_s)
+        self._client.start(self.message("here"))
+        self._server: ReportServer | None = None  # in place of rank 0's, if that is not there
+
+    def close(self) -> None:
+        """Close connections; remove the folder in place of rank 0."""
+        super().close()
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
+            self.folder.remove()
+
+    def run(self) -> int:
+        """Report; then do what rank 0 says, until it says the end."""
+        self._client.send(self.examined())
+        tier = "nodes"
+        rank_0_s = self.options.wait_s + self.options.check_limit_s + REPORT_S + SETTLE_LOSSY_S
+        while told := self._client.told(rank_0_s + _GRACE_S):
+            if told["kind"] == "end":
+                self._client.close()
+                return self._after_rank_0(int(told["status"]))
+            tier = str(told["kind"])
+            rank_0_s = 2 * TIER_S[tier]  # it does its own part, then waits for all others
+            self._client.send(self.answer(told))
+        return self._speak_after_rank_0(tier) if self._client.is_connected else self._speak_without_rank_0()
+
+    def _speak_after_rank_0(self, tier: str) -> int:
+        """Rank 0 was there, and has ended: one rank says so, and nothing else."""
+        self._client.close()
+        if not self._is_speaker(without_folder=self.identity.rank == 1):
+            return self._after_rank_0(USAGE_EXIT_STATUS)
+        topology = self.identity.topology
+        assert topology is not None
+        host = next(iter(topology.nodes), topology.master_addr)
+        return self._speak(tier, [comparison.ended(0, host, tier, accuses=self._client.was_closed)])
+
+    def _speak_without_rank_0(self) -> int:
+        """Nothing shows that rank 0 has started: one rank says so; the others wait for that."""
+        if not self._is_speaker(without_folder=True):
+            self._client.told(_GRACE_S, unseen_s=_GRACE_S)
+            return self._after_rank_0(USAGE_EXIT_STATUS)
+        server = ReportServer(None, self.key, self.folder)
+        server.put(self.report)
+        topology, size, failures = self.identity.topology, self.identity.world_size, self._client.failures
+        found = comparison.findings(server.gather("nodes", size, 1.0))
+        here = server.gather("here", 0, 0.0)
+        if topology is not None and (0 in here or tcp_connect.UNREACHED_HINTS.keys() & failures.values()):
+            report = {**self.report, "failures": failures}
+            found.append(tcp_connect.no_way(self.identity.rank, report, topology.master_addr))
+        found += comparison.missing(topology, size, here, self.options.wait_s, self.env)
+        self._client.close()
+        return self._speak("nodes", found)
+
+    def _is_speaker(self, *, without_folder: bool) -> bool:
+        """Return whether this rank is the first that wants to speak in place of rank 0. It then removes the folder."""
+        return without_folder if self.folder.path is None else self.folder.is_first(SPEAKS, otherwise=False)
+
+    def _speak(self, tier: str, found: Sequence[Finding]) -> int:
+        self._server = server = ReportServer(None, self.key, self.folder)
+        self.verdict.add(tier, 0.0, found)
+        return self.speak(lambda status: server.tell("end", status=status))
+
+    def _after_rank_0(self, status: int) -> int:
+        """Wait, if the status is bad: srun may end all tasks with TERM after the first, whose error is to be rank 0's.
+
+        That must not become the step's status: srun's is the highest of its tasks', and that of a TERM is 143.
+        """
+        if status:
+            rank_notes.failed(
+                self.env, self.identity.rank, "stopped: another rank says what is wrong.", consequence=True
+            )
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+            time.sleep(_LAST_S)
+        return status
