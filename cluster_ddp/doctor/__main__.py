@@ -17,9 +17,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cluster_ddp.argument_parser import Parser
+from cluster_ddp.argument_parser import Parser, add_fields
 from cluster_ddp.doctor.step.rank import Identity, Options
 from cluster_ddp.doctor.step.report_folder import LEADS
 from cluster_ddp.doctor.step.tiers import Follower, Leader
@@ -35,24 +35,22 @@ _NOT_FOR_ITS_JOB = ("--array", "--resume", "--on", "--watch", "--test-only")
 # With these, the job's own Python is the first on its PATH.
 _OTHER_PYTHON = ("--venv", "--conda-env", "--modules", "--setup", "--container", "--container-image")
 _TIME_MIN = "10"
+_FORMS: dict[str, dict[str, Any]] = {
+    **{key: {"action": "store_true"} for key in ("quick", "strict", "json")},
+    "exclude_file": {"type": Path, "metavar": "FILE"},
+}
 
 
-def parser() -> Parser:
-    """The command line, without submit's options."""
+def parser(*, with_texts: bool = True) -> Parser:
+    """The command line, without submit's options: --autopsy, and an option for each field of `Options`.
+
+    Args:
+        with_texts: read the fields' docstrings for --help, which takes some milliseconds.
+    """
     top = Parser(PROGRAM, description=__doc__)
     autopsy = "say where the ranks of a run hung, from its run directory"
     top.add_argument("--autopsy", type=Path, metavar="RUN", help=autopsy)
-    top.add_argument("--quick", action="store_true", help="leave out what needs torch: collectives and a step of DDP")
-    top.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
-    top.add_argument("--json", action="store_true", help="print one line of JSON")
-    file = "write the nodes at fault to a file, for sbatch --exclude=./FILE"
-    top.add_argument("--exclude-file", type=Path, metavar="FILE", help=file)
-    wait = "seconds to wait for ranks that have not started (default: %(default)g)"
-    top.add_argument("--wait-s", type=float, default=20.0, metavar="S", help=wait)
-    limit = "seconds that a group of checks may take (default: %(default)g)"
-    top.add_argument("--check-limit-s", type=float, default=20.0, metavar="S", help=limit)
-    top.add_argument("--data-dir", type=Path, metavar="PATH", help="folder of the data, to be looked for on each node")
-    top.add_argument("--run-dir", type=Path, metavar="PATH", help="folder of the results, to be written on each node")
+    add_fields(top, Options, with_texts=with_texts, forms=_FORMS)
     return top
 
 
@@ -62,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     at = words.index("--") if "--" in words else len(words)
     own, command = words[:at], words[at + 1 :]
     with exit_on_error(PROGRAM):
-        arguments, rest = parser().parse_known_args(own)
+        arguments, rest = parser(with_texts="-h" in own or "--help" in own).parse_known_args(own)
         if arguments.autopsy is not None:
             return _autopsy(arguments.autopsy, [*rest, *command], as_json=arguments.json)
         if rest:
@@ -104,15 +102,10 @@ def _autopsy(run: Path, others: Sequence[str], *, as_json: bool) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    values = {name: value for name, value in vars(arguments).items() if name not in ("autopsy", "json")}
-    for name in ("wait_s", "check_limit_s"):
-        if not 0 < values[name] < 1e6:
-            option = f"--{name.replace('_', '-')}"
-            found = "it is a number of seconds above 0."
-            raise SpecError(f"Examining with {option} {values[name]:g}:", found, f"{option} 20")
-    if values["run_dir"] is None and os.environ.get(Env.RUN_DIR):
-        values["run_dir"] = Path(os.environ[Env.RUN_DIR])
-    return Options(**values, as_json=arguments.json)
+    values = {name: value for name, value in vars(arguments).items() if name != "autopsy" and value is not None}
+    if os.environ.get(Env.RUN_DIR):
+        values.setdefault("run_dir", Path(os.environ[Env.RUN_DIR]))
+    return Options(**values)
 
 
 def _submit(options: Sequence[str], words: Sequence[str]) -> int:
@@ -146,7 +139,7 @@ def _submit(options: Sequence[str], words: Sequence[str]) -> int:
         description="The doctor as a job of its own, with the options of the job that it is asked about.",
         reference=ReferenceJob(),
         submit=submit,
-        others=parser().option_names(),
+        others=parser(with_texts=False).option_names(),
     )
 
 

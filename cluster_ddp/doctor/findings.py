@@ -51,11 +51,6 @@ class Finding:
 
     @staticmethod
     def of_error(check: str, error: ClusterDDPError) -> Finding:
-        """Return an error of this package as a finding: first what failed."""
-        return Finding(check=check, what=error.asked.rstrip(":") + " failed.", evidence=error.found, hint=error.hint)
-
-    @staticmethod
-    def of_cause(check: str, error: ClusterDDPError) -> Finding:
         """Return an error of this package as a finding: first its cause, the first sentence of what was found."""
         cause, _, rest = error.found.partition(". ")
         what = cause[0].upper() + cause[1:].rstrip(".") + "."

@@ -87,42 +87,42 @@ OF_RANK_0 = {
 """Tier -> name of a check that rank 0 does with the reports of all -> what it detects."""
 
 
-def tasks(site: Site, *, for_node: bool) -> dict[str, Task]:
+def tasks(site: Site, *, for_node: bool, **others: Task) -> dict[str, Task]:
     """Return the checks of a rank as tasks, one for each group; under too low a limit of files, the check that says so.
 
-    If it is `for_node`, this rank checks its node, too.
+    If it is `for_node`, this rank checks its node, too. `others` are further tasks.
     """
     if resource_limits.are_too_low_for_checks():
         return {"limits": partial(_run, site, [resource_limits.open_files])}
     groups = {name: [one for one in checks if for_node or one.on == "rank"] for name, checks in GROUPS.items()}
-    return {name: partial(_run, site, checks) for name, checks in groups.items() if checks}
+    return {**{name: partial(_run, site, checks) for name, checks in groups.items() if checks}, **others}
 
 
 def _run(site: Site, checks: Sequence[Check]) -> Iterator[str | dict[str, Any]]:
     for one in checks:
         yield one.name
-        yield from map(asdict, one.run(site))
+        for found in one.run(site):
+            is_of_node = one.on == "node"
+            yield asdict(found.seen_on(site.host) if is_of_node else found.seen_by(site.topology.rank, site.host))
 
 
-def findings(results: Mapping[str, Result], host: str, limit_s: float) -> list[Finding]:
-    """Return the findings of tasks, in the order of `ALL`. A check that did not come back is a finding itself."""
-    found = [Finding.from_json(value) for result in results.values() for value in result.items]
-    for group, result in results.items():
-        found += broken_off(group, result, host, limit_s)
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings in the order of `ALL`; first those of checks that did not come back."""
     order = [one.name for one in ALL]
-    return sorted(found, key=lambda one: order.index(one.check) if one.check in order else -1)
+    return sorted(findings, key=lambda one: order.index(one.check) if one.check in order else -1)
 
 
-def broken_off(group: str, result: Result, host: str, limit_s: float) -> Iterator[Finding]:
-    """Yield the finding of a check that did not come back, or that failed itself."""
+def broken_off(group: str, result: Result, node: str | None, limit_s: float) -> Iterator[Finding]:
+    """Yield the finding of a check that did not come back, or that failed itself; `node` is that of a job, if any."""
     name = f"{result.doing} ({group})" if result.doing else group
     if result.is_late:
         yield Finding(
             check="did_not_return",
             what=f"The check {name} did not come back.",
             evidence=f"no answer within {limit_s:g} s",
-            hint=f"try what hangs there: ls of your folders, getent hosts; leave the node out: --exclude={host}",
-            sick_nodes=(host,),
+            hint="try what hangs there: ls of your folders, getent hosts, sinfo"
+            + (f"; leave the node out: --exclude={node}" if node else ""),
+            sick_nodes=(node,) if node else (),
         )
     elif result.failure is not None:
         yield Finding(

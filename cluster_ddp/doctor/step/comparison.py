@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
 from cluster_ddp.doctor.step.tcp_connect import NO_ANSWER
 from cluster_ddp.runtime.failure import suspects
@@ -18,7 +17,6 @@ from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
 
 _CLOCK_S = 10.0
-_OF_NODES = {one.name for one in all_checks.ALL if one.on == "node"}
 
 Reports = Mapping[int, Mapping[str, Any]]
 """Rank -> its report of a tier."""
@@ -26,12 +24,7 @@ Reports = Mapping[int, Mapping[str, Any]]
 
 def findings(reports: Reports) -> list[Finding]:
     """Return what the ranks have found in tier 1, each for itself or for its node."""
-    found = []
-    for rank, report in sorted(reports.items()):
-        for one in map(Finding.from_json, report["findings"]):
-            of_node = one.check in _OF_NODES
-            found.append(one.seen_on(report["host"]) if of_node else one.seen_by(rank, report["host"]))
-    return found
+    return [Finding.from_json(one) for _, report in sorted(reports.items()) for one in report["findings"]]
 
 
 def ended(rank: int, host: str, tier: str, *, accuses: bool) -> Finding:

@@ -13,12 +13,12 @@ from typing import Any
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Key, Message
-from cluster_ddp.doctor.checks import Site, all_checks, resource_limits
+from cluster_ddp.doctor.checks import Site, all_checks
 from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.doctor.step import ddp_step, links
 from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.doctor.step.report_folder import ReportFolder
-from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.errors import ClusterDDPError, SpecError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import suspects
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
@@ -39,24 +39,34 @@ before rank 0 listened, and the next try may take 11 s."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What is asked of the doctor."""
+    """What is asked of the doctor: an option of its command line for each field.
+
+    Raises:
+        SpecError: a number of seconds is not above 0.
+    """
 
     quick: bool = False
-    """Only the tiers that need no torch."""
+    """Leave out what needs torch: collectives and a step of DDP."""
     strict: bool = False
-    """Whether warnings count for the exit status."""
-    as_json: bool = False
-    """Print JSON."""
+    """Exit with status 1 if there are warnings."""
+    json: bool = False
+    """Print one line of JSON."""
     exclude_file: Path | None = None
-    """Where to write the nodes at fault."""
+    """Write the nodes at fault to a file, for sbatch --exclude=./FILE."""
     wait_s: float = 20.0
     """Seconds to wait for ranks that have not started."""
     check_limit_s: float = 20.0
-    """Seconds that a group of checks may take, before it is killed."""
+    """Seconds that a group of checks may take."""
     data_dir: Path | None = None
-    """Folder of the data."""
+    """Folder of the data, to be looked for on each node."""
     run_dir: Path | None = None
-    """The run directory, or where it will be."""
+    """Folder of the results, to be written on each node."""
+
+    def __post_init__(self) -> None:
+        for option, value in (("--wait-s", self.wait_s), ("--check-limit-s", self.check_limit_s)):
+            if not 0 < value < 1e6:
+                found = "it is a number of seconds above 0."
+                raise SpecError(f"Examining with {option} {value:g}:", found, f"{option} 20")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,12 +99,8 @@ class Identity:
         except ClusterDDPError as error:
             rank = size = None
             if v.step_id() is not None:  # else in the batch shell, where nobody else comes
-                with contextlib.suppress(ClusterDDPError):
-                    rank = v.integer(*variables.RANK)
-                with contextlib.suppress(ClusterDDPError):
-                    size = sum(v.tasks_per_node() or ())
-                with contextlib.suppress(ClusterDDPError):
-                    size = v.integer(*variables.WORLD_SIZE) or size
+                rank = _known(lambda: v.integer(*variables.RANK))
+                size = _known(lambda: v.integer(*variables.WORLD_SIZE)) or _known(lambda: sum(v.tasks_per_node() or ()))
             return Identity(rank=rank or 0, world_size=size or 1, host=host, step=step, error=error)
         return Identity(rank=topology.rank, world_size=topology.world_size, host=host, step=step, topology=topology)
 
@@ -104,6 +110,12 @@ class Identity:
             return ReportFolder(None)
         parent = Path(env.get(Env.RUN_DIR) or Path.cwd())
         return ReportFolder(parent / f".doctor-{re.sub(r'[^0-9A-Za-z.]', '_', self.step)}")
+
+
+def _known(read: Callable[[], int | None]) -> int | None:
+    with contextlib.suppress(ClusterDDPError):
+        return read()
+    return None
 
 
 class Rank:
@@ -132,14 +144,18 @@ class Rank:
         """Return the report of tier 1: this node alone."""
         identity, limit_s = self.identity, self.options.check_limit_s
         results = self._running.results(limit_s)
-        compared = results.pop("facts", all_checks.Result([]))
-        found = all_checks.findings(results, identity.host, limit_s)
-        found += all_checks.broken_off("facts", compared, identity.host, limit_s)
-        if identity.error is not None:
-            found = [Finding.of_cause("topology", identity.error)]
-        port = None if self._listener is None else self._listener.port
-        facts = {"findings": [asdict(one) for one in found], "fingerprint": dict(compared.items), "port": port}
-        self.report = self.message("nodes", **facts)
+        own = [] if identity.error is None else [Finding.of_error("topology", identity.error)]
+        for group, result in results.items():
+            own += all_checks.broken_off(group, result, identity.host, limit_s)
+        facts = dict(results.pop("facts", all_checks.Result([])).items)
+        found = [one.seen_by(identity.rank, identity.host) for one in own]
+        found += [Finding.from_json(value) for result in results.values() for value in result.items]
+        self.report = self.message(
+            "nodes",
+            findings=[asdict(one) for one in all_checks.in_order(found)],
+            fingerprint=facts,
+            port=None if self._listener is None else self._listener.port,
+        )
         return self.report
 
     def _checks(self) -> dict[str, all_checks.Task]:
@@ -153,8 +169,7 @@ class Rank:
             run_dir=options.run_dir,
             data_dir=options.data_dir,
         )
-        tasks = all_checks.tasks(site, for_node=topology.local_rank == 0)
-        return tasks if resource_limits.are_too_low_for_checks() else {**tasks, "facts": lambda: fingerprint(site)}
+        return all_checks.tasks(site, for_node=topology.local_rank == 0, facts=lambda: fingerprint(site))
 
     def answer(self, told: Message) -> Message:
         """Do what rank 0 asks for in a later tier. Returns the report."""
@@ -194,7 +209,7 @@ class Rank:
             rank_notes.failed(self.env, self.identity.rank, f"{first.what} {first.evidence}")
             for node, why in self.verdict.nodes_at_fault().items():
                 suspects.note(self.env, node, f"{why} (cluster-ddp doctor)")
-        self.verdict.show(as_json=self.options.as_json)
+        self.verdict.show(as_json=self.options.json)
         tell(status)
         self.verdict.write_nodes(self.options.exclude_file)
         return status

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -19,25 +20,22 @@ from cluster_ddp.files import atomic_write
 LEADS, SPEAKS = "leads", "speaks"
 _END = "end.json"
 _STALE_S = 900.0
+_NOWHERE = Path(os.devnull, "reports")  # nothing can be made there
 
 
 class ReportFolder:
-    """A folder for reports, which is made. Without a path, nothing is written or found."""
+    """A folder for reports, which is made. Without a path, or if it can't be made, nothing is written or found."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
-        """The folder; None if there is none, or if it can't be made."""
-        if path is not None:
-            try:
-                path.mkdir(exist_ok=True)
-            except OSError:
-                self.path = None
+        self._path, self.is_there = path or _NOWHERE, False
+        """Whether it could be made."""
+        with contextlib.suppress(OSError):
+            self._path.mkdir(exist_ok=True)
+            self.is_there = True
 
     def is_first(self, name: str, *, otherwise: bool) -> bool:
         """Make the file LEADS or SPEAKS. Returns whether this process has made it; `otherwise` if none can."""
-        if self.path is None:
-            return otherwise
-        marker = self.path / name
+        marker = self._path / name
         try:
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - marker.stat().st_mtime > _STALE_S:  # of a doctor that was killed
@@ -51,24 +49,22 @@ class ReportFolder:
 
     def is_led(self) -> bool:
         """Return whether rank 0 has started."""
-        return self.path is not None and (self.path / LEADS).exists()
+        return os.path.lexists(self._path / LEADS)
 
     def write_report(self, message: Message) -> None:
         """Write the last message of a rank; of rank 0, that of kind "end"."""
-        if self.path is not None:
-            with contextlib.suppress(OSError), atomic_write(self.path / _name(message)) as file:
-                file.write(json.dumps(message).encode())
+        with contextlib.suppress(OSError), atomic_write(self._path / _name(message)) as file:
+            file.write(json.dumps(message).encode())
 
     def remove_report(self, message: Message) -> None:
         """Remove the report of the rank that has sent a message."""
-        if self.path is not None:
-            with contextlib.suppress(OSError):
-                (self.path / _name(message)).unlink()
+        with contextlib.suppress(OSError):
+            (self._path / _name(message)).unlink()
 
     def report_files(self) -> list[Path]:
         """Return the files of ranks that are not connected."""
         with contextlib.suppress(OSError):
-            return [] if self.path is None else list(self.path.glob("report-*.json"))
+            return list(self._path.glob("report-*.json"))
         return []
 
     def reports(self) -> list[Message]:
@@ -82,15 +78,14 @@ class ReportFolder:
 
     def end(self) -> Message | None:
         """Return the last message of rank 0; None if there is none yet."""
-        if self.path is not None:
-            with contextlib.suppress(OSError, ValueError):
-                return dict(json.loads((self.path / _END).read_text()))
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads((self._path / _END).read_text()))
         return None
 
     def remove(self) -> None:
         """Remove it, with all that is in it."""
-        if self.path is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
+        if self.is_there:
+            shutil.rmtree(self._path, ignore_errors=True)
 
 
 def _name(message: Message) -> str:

@@ -74,7 +74,7 @@ class Leader(Rank):
         found += comparison.missing(topology, self.identity.world_size, here, waited_s, self.env)
         found += self._without_answer("nodes", here, reports)
         if self._server.port_error is not None:
-            found.append(Finding.of_cause("master_port", self._server.port_error))
+            found.append(Finding.of_error("master_port", self._server.port_error))
         if topology is not None:
             found += comparison.differences(topology, reports)
             if self._server.port_error is None:
@@ -219,7 +219,7 @@ class Follower(Rank):
 
     def _is_speaker(self, *, without_folder: bool) -> bool:
         """Return whether this rank is the first that wants to speak in place of rank 0. It then removes the folder."""
-        return without_folder if self.folder.path is None else self.folder.is_first(SPEAKS, otherwise=False)
+        return self.folder.is_first(SPEAKS, otherwise=False) if self.folder.is_there else without_folder
 
     def _speak(self, tier: str, found: Sequence[Finding]) -> int:
         self._server = server = ReportServer(None, self.key, self.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from cluster_ddp.errors import counted, hours, printable
@@ -113,108 +114,81 @@ def _bar(name: str, part: float | None, words: str, separator: str = " ") -> str
 
 def notes(found: Report) -> list[str]:
     """Return what could be better, each with the option to change."""
-    said = [note] if (note := _non_finite(found)) else []
-    if found.sampled_s < _ENOUGH_S:
-        return said
-    of_training = (_data(found), _communication(found), _slow_rank(found))
-    of_use = (_idle_gpus(found), _gpu_memory(found), _heat(found), _cpus(found), _memory(found))
-    return said + list(filter(None, (*of_training, *of_use, _time(found))))
+    said = [*_of_weights(found)]
+    if found.sampled_s >= _ENOUGH_S:
+        said += [*_of_steps(found), *_of_gpus(found), *_of_requests(found)]
+    return said
 
 
-def _non_finite(found: Report) -> str:
+def _of_weights(found: Report) -> Iterator[str]:
     step, saved = found.status.non_finite_step, found.status.saved_step
-    if step is None:
-        return ""
-    last = "" if saved is None else f" The last good checkpoint is that of step {saved}."
-    cure = 'Check the data, or take a lower learning rate. Checkpointer(on_nan="stop") ends such a job.'
-    return f"The weights are NaN or Inf since step {step}: nothing was saved from there on.{last} {cure}"
+    if step is not None:
+        last = "" if saved is None else f" The last good checkpoint is that of step {saved}."
+        cure = 'Check the data, or take a lower learning rate. Checkpointer(on_nan="stop") ends such a job.'
+        yield f"The weights are NaN or Inf since step {step}: nothing was saved from there on.{last} {cure}"
 
 
-def _data(found: Report) -> str:
-    waiting = found.training.waiting_for_data
-    if waiting is None or waiting < 0.2:
-        return ""
-    more = 2 * max(1, int(found.asked.get("cpus_per_task") or 1))
-    cure = f"Give loader workers more CPUs: --cpus-per-task {more}; or use fewer GPUs."
-    return f"Ranks wait for data {100 * waiting:.0f} % of the time. {cure}"
+def _of_steps(found: Report) -> Iterator[str]:
+    """Data, communication, and a slow rank."""
+    training = found.training
+    if (waiting := training.waiting_for_data or 0.0) >= 0.2:
+        more = 2 * max(1, int(found.asked.get("cpus_per_task") or 1))
+        cure = f"Give loader workers more CPUs: --cpus-per-task {more}; or use fewer GPUs."
+        yield f"Ranks wait for data {100 * waiting:.0f} % of the time. {cure}"
+    if (part := training.parts.get("communication_s", 0.0) / (training.step_s or 1.0)) >= 0.3:
+        fewer = "or use fewer GPUs: cluster-ddp scaling --gpus 1,2,4"
+        cure = f"Use larger batches, add up gradients (world.accumulate), {fewer}"
+        yield f"Communication takes {100 * part:.0f} % of a step. {cure}"
+    slowest, rank = training.slowest, training.slowest_rank
+    if slowest is not None and rank is not None and slowest >= 1.3:
+        words = f"needs {slowest:.1f} times as long for a step as the fastest: all wait for it."
+        at = rank // max(1, found.ranks_per_node)
+        # It may have run elsewhere after a restart, or not every node was sampled.
+        if len(found.nodes) != found.asked.get("nodes") or not 0 <= at < len(found.nodes):
+            yield f"Rank {rank} {words}"
+        else:
+            node = found.nodes[at].node
+            yield f"Rank {rank} on {node} {words} If that is the node's fault: --exclude {node}"
 
 
-def _communication(found: Report) -> str:
-    part = found.training.parts.get("communication_s", 0.0) / (found.training.step_s or 1.0)
-    if part < 0.3:
-        return ""
-    fewer = "or use fewer GPUs: cluster-ddp scaling --gpus 1,2,4"
-    cure = f"Use larger batches, add up gradients (world.accumulate), {fewer}"
-    return f"Communication takes {100 * part:.0f} % of a step. {cure}"
-
-
-def _slow_rank(found: Report) -> str:
-    slowest, rank = found.training.slowest, found.training.slowest_rank
-    if slowest is None or rank is None or slowest < 1.3:
-        return ""
-    words = f"needs {slowest:.1f} times as long for a step as the fastest: all wait for it."
-    at = rank // max(1, found.ranks_per_node)
-    # It may have run elsewhere after a restart, or not every node was sampled.
-    if len(found.nodes) != found.asked.get("nodes") or not 0 <= at < len(found.nodes):
-        return f"Rank {rank} {words}"
-    node = found.nodes[at].node
-    return f"Rank {rank} on {node} {words} If that is the node's fault: --exclude {node}"
-
-
-def _idle_gpus(found: Report) -> str:
+def _of_gpus(found: Report) -> Iterator[str]:
+    """Idle ones, their memory, and heat."""
     busy = {f"GPU {at} of {node.node}": gpu.utilization for node in found.nodes for at, gpu in enumerate(node.gpus)}
     known = {name: value for name, value in busy.items() if value is not None}
     idle = [name for name, value in known.items() if value < 0.02]
     went_on_elsewhere = len(found.nodes) > found.nodes_at_once  # a start that was cut short has idle GPUs
+    mean = mean_utilization(found.nodes)
     if idle and len(idle) < len(known) and not went_on_elsewhere:
         fewer = len(known) - len(idle)
-        return f"Idle all the time: {', '.join(idle)}. Ask for {counted(fewer, 'GPU')}, or use a rank for each."
-    mean = mean_utilization(found.nodes)
-    if mean is None or mean >= 0.3:
-        return ""
-    cure = "To see how many are worth it: cluster-ddp scaling --gpus 1,2,4"
-    return f"The GPUs are busy {100 * mean:.0f} % of the time. {cure}"
+        yield f"Idle all the time: {', '.join(idle)}. Ask for {counted(fewer, 'GPU')}, or use a rank for each."
+    elif mean is not None and mean < 0.3:
+        cure = "To see how many are worth it: cluster-ddp scaling --gpus 1,2,4"
+        yield f"The GPUs are busy {100 * mean:.0f} % of the time. {cure}"
+    if (part := found.gpu_memory) and part < 0.3:
+        yield f"GPU memory: {100 * part:.0f} % used. A larger batch may be faster."
+    if hot := dict.fromkeys(node.node for node in found.nodes for gpu in node.gpus if (gpu.throttled or 0) > 0.1):
+        yield f"Heat or power lowered the clocks of GPUs on {', '.join(hot)}: tell your support."
 
 
-def _gpu_memory(found: Report) -> str:
-    part = found.gpu_memory
-    return f"GPU memory: {100 * part:.0f} % used. A larger batch may be faster." if part and part < 0.3 else ""
-
-
-def _heat(found: Report) -> str:
-    hot = dict.fromkeys(node.node for node in found.nodes for gpu in node.gpus if (gpu.throttled or 0) > 0.1)
-    return f"Heat or power lowered the clocks of GPUs on {', '.join(hot)}: tell your support." if hot else ""
-
-
-def _cpus(found: Report) -> str:
+def _of_requests(found: Report) -> Iterator[str]:
+    """CPUs, memory and time that the job asked for."""
     asked = found.asked.get("cpus_per_task")
-    used = max((node.cpu * node.cpus for node in found.nodes), default=0.0) / max(1, found.ranks_per_node)
-    fewer = max(1, math.ceil(1.25 * used))
-    if not asked or fewer > asked / 2:
-        return ""
-    return f"CPUs: each rank used {used:.1f} of {asked}: --cpus-per-task {fewer}"
-
-
-def _memory(found: Report) -> str:
-    asked, used = found.asked_bytes, found.memory
-    if asked is None or used is None:
-        return ""
-    if used > 0.9 * asked:
-        more = math.ceil(1.5 * asked / _GIB)
-        return f"Memory: {used / _GIB:.1f} of {asked / _GIB:.1f} GiB used, so a little more ends the job: --mem {more}G"
-    less = max(1, math.ceil(1.3 * used / _GIB))
-    if less > asked / _GIB / 2:
-        return ""
-    return f"Memory: {used / _GIB:.1f} of {asked / _GIB:.1f} GiB used on a node: --mem {less}G"
-
-
-def _time(found: Report) -> str:
-    limit = seconds(found.asked["time"]) if found.asked.get("time") else None
-    used = found.elapsed_s
-    if limit is None or not used or found.status.state != "COMPLETED" or used > limit / 4:
-        return ""
-    if found.status.requeues or len(found.training.starts) > 1:  # the time is that of the last start
-        return ""
-    less_min = max(5, math.ceil(1.5 * used / 60))
-    less = f"{less_min // 60}:{less_min % 60:02}:00"
-    return f"Time: {hours(used)} of {hours(limit)}. A shorter limit may start sooner: --time {less}"
+    cpus = max((node.cpu * node.cpus for node in found.nodes), default=0.0) / max(1, found.ranks_per_node)
+    fewer = max(1, math.ceil(1.25 * cpus))
+    if asked and fewer <= asked / 2:
+        yield f"CPUs: each rank used {cpus:.1f} of {asked}: --cpus-per-task {fewer}"
+    size, used = found.asked_bytes, found.memory
+    if size is not None and used is not None:
+        words = f"Memory: {used / _GIB:.1f} of {size / _GIB:.1f} GiB used"
+        less = max(1, math.ceil(1.3 * used / _GIB))
+        if used > 0.9 * size:
+            yield f"{words}, so a little more ends the job: --mem {math.ceil(1.5 * size / _GIB)}G"
+        elif less <= size / _GIB / 2:
+            yield f"{words} on a node: --mem {less}G"
+    limit_s = seconds(found.asked["time"]) if found.asked.get("time") else None
+    started_again = found.status.requeues or len(found.training.starts) > 1  # the time is that of the last start
+    is_done = found.status.state == "COMPLETED" and not started_again
+    if is_done and limit_s is not None and found.elapsed_s and found.elapsed_s <= limit_s / 4:
+        less_min = max(5, math.ceil(1.5 * found.elapsed_s / 60))
+        cure = f"A shorter limit may start sooner: --time {less_min // 60}:{less_min % 60:02}:00"
+        yield f"Time: {hours(found.elapsed_s)} of {hours(limit_s)}. {cure}"

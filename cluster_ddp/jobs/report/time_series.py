@@ -16,7 +16,7 @@ from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.training_stats import Start
 from cluster_ddp.jobs.run_info import Failure
 from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
-from cluster_ddp.run_files import each_json_line
+from cluster_ddp.run_files import each_json_line, number
 
 POINTS = 1000
 """A curve with more points is thinned: of each stretch, its least and its greatest value stay."""
@@ -203,8 +203,8 @@ def _thinned(order: Sequence[int], values: Sequence[float]) -> list[int]:
     """Of each of POINTS / 2 stretches the least and the greatest value; the first and the last point stay, too."""
     stretches = POINTS // 2 - 1
     kept = {order[0], order[-1]}
-    for number in range(stretches):
-        stretch = order[number * len(order) // stretches : (number + 1) * len(order) // stretches]
+    for at in range(stretches):
+        stretch = order[at * len(order) // stretches : (at + 1) * len(order) // stretches]
         kept |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
     return [at for at in order if at in kept]
 
@@ -214,4 +214,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return number(value, math.inf) is not None
