@@ -17,13 +17,20 @@ from cluster_ddp.errors import SpecError, nearest, nearest_name
 
 ASKED = "Reading the command line:"
 
-# A message of argparse (3.10 to 3.14) -> what we say. {0} is the option or the argument.
-_SAYINGS = (
-    (r"argument (\S+): invalid int value: (.*)", "{0} is a whole number, not {1}."),
-    (r"argument (\S+): invalid float value: (.*)", "{0} is a number, not {1}."),
-    (r"argument (\S+): ignored explicit argument (.*)", "{0} takes no value, but got {1}."),
-    (r"argument (\S+): not allowed with argument (\S+)", "{0} and {1} exclude each other."),
-)
+
+def whole_number(text: str) -> int:
+    """Return an option's whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is a whole number, not {text!r}") from None
+
+
+def _real_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is a number, not {text!r}") from None
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +49,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str | None = None, *, description: str | None = None, **others: Any) -> None:
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=prog, description=description, formatter_class=form, allow_abbrev=False, **others)
+        self.register("type", int, whole_number)
+        self.register("type", float, _real_number)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -63,26 +72,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse finds, as a SpecError."""
-        if match := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)'.*\(choose from (.*)\)", message):
-            legal = re.findall(r"[\w.-]+", match[3])
-            found = f"{match[1]} must be one of {', '.join(legal)}; it is {match[2]!r}."
-            self._refuse(found + nearest(match[2], legal))
-        if match := re.fullmatch(r"argument (\S+): expected .*argument", message):
-            behind = next((word for at, word in zip(self._words, self._words[1:]) if at == match[1]), "")
-            self._refuse(f"{match[1]} needs a value{behind and f', and {behind} looks like an option'}.")
-        if match := re.fullmatch(r"the following arguments are required: (.*)", message):
-            for at, word in enumerate(self._words):
-                if word.startswith("--") and nearest_options(word.partition("=")[0], match[1].split(", ")):
-                    raise unknown(self._words[at:], match[1].split(", "), self.prog)
-            self._refuse(f"{match[1]} must be given.")
-        for pattern, saying in _SAYINGS:
-            if match := re.fullmatch(pattern, message):
-                self._refuse(saying.format(*match.groups()), self.hint_for(*match.groups()))
-        self._refuse(f"{message}.")
+        found = re.sub(r"^argument (\S+): ", r"\1 ", message)
+        raise SpecError(ASKED, found if found.endswith("?") else f"{found}.", f"{self.prog} --help")
 
-    def hint_for(self, option: str, value: str = "") -> str | None:
-        """Return the option in the form that was probably meant; None if that is not clear."""
-        return None
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            found = f"must be one of {', '.join(action.choices)}; it is {value!r}."
+            raise argparse.ArgumentError(action, (found + nearest(value, action.choices)).removesuffix("."))
 
     def option_names(self) -> list[str]:
         """Return the options that --help shows, and those of its subcommands."""
@@ -104,9 +100,6 @@ class Parser(argparse.ArgumentParser):
                     return SpecError(ASKED, found, f"{owner.prog} {meant}; all options: {self.prog} --help")
                 return unknown(rest, chosen.option_names(), self.prog)
         return unknown(rest, self.option_names(), self.prog)
-
-    def _refuse(self, found: str, hint: str | None = None) -> NoReturn:
-        raise SpecError(ASKED, found, hint or f"{self.prog} --help")
 
 
 # A field's type -> its option.

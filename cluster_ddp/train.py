@@ -21,7 +21,7 @@ from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, ex
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.failure import one_error_per_node
 from cluster_ddp.runtime.fork import fast_exit
-from cluster_ddp.submission.cli import option_mistakes
+from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
 from cluster_ddp.train_options import TrainConfig, TrainResult
 
 PROGRAM = "cluster-ddp train"
@@ -57,7 +57,7 @@ def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
         parsed, rest = top.parse_known_args(options)
     except SpecError as error:
         raise SpecError(asked, error.found, hint) from None
-    if rest and option_mistakes.is_sbatchs(rest[0]):
+    if rest and is_sbatchs(rest[0]):
         found = "that is an option of sbatch, not of the training."
         before = f"Slurm's options go before the script: sbatch {rest[0]} … jobs/NAME.sbatch"
         raise SpecError(asked, found, f"{before}. The training's options: {hint}")

@@ -11,7 +11,7 @@ launch_options  the options of `cluster-ddp launch`, which are the job's
 option_types    what the values of options are
 launch_env      the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
 array_values    the values of an array's tasks, and a command with them
-python_command  where the script or module of a Python command begins
+python_command  what the Python interpreter or the shell of a command runs
 channel         sealed lines between the tasks and the job, and the key that seals them: the side of a task
 channel_server  the side of the job
 rank_notes      what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined

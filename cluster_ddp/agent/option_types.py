@@ -18,7 +18,7 @@ class Most(argparse.Action):
 def count(text: str) -> int:
     """Return an option's whole number of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+        raise argparse.ArgumentTypeError(f"is a whole number of 1 or more, not {text!r}")
     return int(text)
 
 
@@ -31,7 +31,7 @@ def node_range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
-        raise ValueError(f"{text!r} is not a range of nodes such as 2-8")
+        raise ValueError(f"is a number of nodes, or a range such as 2-8, not {text!r}")
     return least, most
 
 
@@ -47,5 +47,5 @@ def one_range(text: str) -> str:
 def number(text: str) -> int:
     """Return an option's whole number of 0 or more."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+        raise argparse.ArgumentTypeError(f"is a whole number of 0 or more, not {text!r}")
     return int(text)

@@ -1,4 +1,7 @@
-"""Parse a Python command: where its script or module begins; `--launcher fork` puts itself there."""
+"""What a command runs: the script or module of its Python interpreter or shell, behind their options and `env`.
+
+`--launcher fork` puts itself there.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,31 @@ from typing import Literal, NamedTuple
 
 from cluster_ddp.errors import SpecError
 
-_PYTHON = re.compile(r"python[\d.]*")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 """A word that sets a variable, before a command in a shell or behind `env`."""
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_PYTHON = re.compile(r"python[\d.]*")
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
 _ENV_VALUE_ATTACHED = ("--unset=", "--chdir=")
-_CODE = "chV?"  # option letters, alone or in a group, with which Python runs no script
+_WITH_VALUE = ("--check-hash-based-pycs", "--rcfile", "--init-file")
+# Letters of options, alone or in a group: those with which no script runs, and those with a value (-m: the module).
+_OF_PYTHON, _OF_SHELLS = ("chV?", "WXm"), ("cs", "oO")
 
 
 def program_words(command: Sequence[str]) -> list[str]:
-    """Return a command's program and its arguments, without `env`, its options and the variables that it sets."""
-    return list(command)[_program(command) :]
+    """Return a command's program and its arguments, without `env`, its options and the variables that it sets.
 
-
-def is_python(command: Sequence[str]) -> bool:
-    """Return whether a command's program is a Python interpreter."""
-    return any(is_interpreter(Path(word).name) for word in program_words(command)[:1])
+    But with `env -i`, which takes the variables of the rank away.
+    """
+    words = list(command)
+    if not words or Path(words[0]).name != "env":
+        return words
+    at = 1
+    while at < len(words) and (
+        words[at] in _ENV_WITH_VALUE or words[at].startswith(_ENV_VALUE_ATTACHED) or ASSIGNMENT.fullmatch(words[at])
+    ):
+        at += 2 if words[at] in _ENV_WITH_VALUE else 1
+    return words[at:]
 
 
 def is_interpreter(name: str) -> bool:
@@ -34,50 +44,45 @@ def is_interpreter(name: str) -> bool:
     return _PYTHON.fullmatch(name) is not None
 
 
-class PythonTarget(NamedTuple):
-    """What a Python interpreter runs."""
+def is_python(command: Sequence[str]) -> bool:
+    """Return whether a command's program is a Python interpreter."""
+    return any(is_interpreter(Path(word).name) for word in program_words(command)[:1])
+
+
+class Target(NamedTuple):
+    """What a Python interpreter or a shell runs."""
 
     kind: Literal["script", "module", "code", "nothing"]
     """"code" is that of -c, of the input, or what -V and -h print."""
     words: list[str]
-    """The script or the module, and its arguments."""
+    """The script, module or code, and its arguments."""
     at: int
     """Index in the command of the script, or of the option that decides: -m, -c."""
 
 
-def python_target(command: Sequence[str], code: str = _CODE) -> PythonTarget:
-    """Return what the Python interpreter of a command runs: nothing, if its program is another one.
+def target(command: Sequence[str], *, no_script: str = "") -> Target:
+    """Return what the Python interpreter or the shell of a command runs: nothing, if its program is another one.
 
     Args:
         command: the program and its arguments.
-        code: letters of options with which it counts as code.
+        no_script: letters of more options with which no script counts as run.
     """
-    if not is_python(command):
-        return PythonTarget("nothing", [], 0)
-    words, at = list(command), _program(command) + 1
-    while at < len(words) and words[at].startswith("-"):
-        option = words[at]
-        letters = "" if option.startswith(("--", *_WITH_VALUE)) else option[1:]
-        flags, m, attached = letters.partition("m")  # -mpdb
-        if option in ("-", "--help", "--version") or set(code) & set(flags):
-            return PythonTarget("code", [], at)
-        if m:
-            return PythonTarget("module", [*([attached] if attached else []), *words[at + 1 :]], at)
-        at += 2 if option in _WITH_VALUE else 1
-    return PythonTarget("script" if at < len(words) else "nothing", words[at:], at)
-
-
-def shell_script(command: Sequence[str]) -> str:
-    """Return the script that a shell runs in a command; empty for other programs, and for code (-c, -s)."""
-    shell, *words = program_words(command) or [""]
-    at = 0
-    while at < len(words) and words[at].startswith(("-", "+")) and words[at] != "--":
-        letters = set() if words[at].startswith("--") else set(words[at])
-        if letters & {"c", "s"}:
-            return ""
-        at += 2 if letters & {"o", "O"} or words[at] in ("--rcfile", "--init-file") else 1
-    script = next((word for word in words[at:] if word != "--"), "")
-    return script if Path(shell).name in SHELLS else ""
+    words = list(command)
+    at = len(words) - len(program_words(words)) + 1
+    name = Path(words[at - 1]).name if at <= len(words) else ""
+    if not (is_interpreter(name) or name in SHELLS):
+        return Target("nothing", [], 0)
+    code, with_value = _OF_SHELLS if name in SHELLS else _OF_PYTHON
+    while at < len(words) and words[at].startswith(("-", "+")):
+        option, letter, attached = words[at], "", ""
+        if not option.startswith("--"):
+            _, letter, attached = re.split(f"([{code}{with_value}{no_script}]|$)", option[1:], maxsplit=1)
+        if option in ("-", "--help", "--version") or (letter and letter in code + no_script):
+            return Target("code", words[at + 1 :], at)
+        if letter == "m":
+            return Target("module", [*filter(None, [attached]), *words[at + 1 :]], at)
+        at += 2 if option in _WITH_VALUE or (letter and not attached) else 1
+    return Target("script" if at < len(words) else "nothing", words[at:], at)
 
 
 def interpreter(command: Sequence[str]) -> str:
@@ -96,16 +101,21 @@ def interpreter_words(command: Sequence[str]) -> int:
     Raises:
         SpecError: Python does not run a script or module in it.
     """
-    words = list(command)
-    if not is_python(words):
-        raise _error(words, "its program is no Python interpreter")
-    target = python_target(words, code=f"{_CODE}i")  # a process that forks ranks can't be interactive
-    if target.kind == "nothing":
-        raise _error(words, "it names neither a script nor a module")
-    word = words[target.at]
-    if target.kind == "code" or (target.kind == "module" and (word != "-m" or not target.words)):
-        raise _error(words, f"with {word}, Python runs no script (write -m as a word of its own)")
-    return target.at
+    run = target(command, no_script="i")  # a process that forks ranks can't be interactive
+    found = ""
+    if not is_python(command):
+        found = "its program is no Python interpreter"
+    elif run.kind == "nothing":
+        found = "it names neither a script nor a module"
+    elif run.kind == "code" or (run.kind == "module" and (command[run.at] != "-m" or not run.words)):
+        found = f"with {command[run.at]}, Python runs no script (write -m as a word of its own)"
+    if found:
+        raise SpecError(
+            f"Running {' '.join(command[:4])!r} with --launcher fork:",
+            f"{found}. One process per node imports torch, then forks the ranks, which run a Python script or module.",
+            "use --launcher srun, which runs any command; or a script: -- python SCRIPT.py …",
+        )
+    return run.at
 
 
 def check_script(command: Sequence[str], folder: Path) -> None:
@@ -117,30 +127,7 @@ def check_script(command: Sequence[str], folder: Path) -> None:
     words = program_words(command)
     if any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
         return
-    target = python_target(command)
-    if target.kind == "script" and not (folder / target.words[0]).exists():
+    run = target(command)
+    if is_python(command) and run.kind == "script" and not (folder / run.words[0]).exists():
         found, hint = f"there is no such file in {folder}.", "start it in its folder; or sbatch --chdir=FOLDER SCRIPT"
-        raise SpecError(f"Running {target.words[0]}:", found, hint)
-
-
-def _program(words: Sequence[str]) -> int:
-    """Index of the program, after `env`, its options and the variables that it sets.
-
-    But not after -i, which takes the variables of the rank away: such a command is left as it is.
-    """
-    if not words or Path(words[0]).name != "env":
-        return 0
-    at = 1
-    while at < len(words) and (
-        words[at] in _ENV_WITH_VALUE or words[at].startswith(_ENV_VALUE_ATTACHED) or ASSIGNMENT.fullmatch(words[at])
-    ):
-        at += 2 if words[at] in _ENV_WITH_VALUE else 1
-    return min(at, len(words))
-
-
-def _error(words: Sequence[str], found: str) -> SpecError:
-    return SpecError(
-        f"Running {' '.join(words[:4])!r} with --launcher fork:",
-        f"{found}. One process per node imports torch, then forks the ranks, which run a Python script or module.",
-        "use --launcher srun, which runs any command; or a script: -- python SCRIPT.py …",
-    )
+        raise SpecError(f"Running {run.words[0]}:", found, hint)

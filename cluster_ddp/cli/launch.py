@@ -31,8 +31,8 @@ from cluster_ddp.argument_parser import ASKED, Parser, joined, value_at
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import JOB_NODES, Variables
-from cluster_ddp.submission.checks import nested_launchers
-from cluster_ddp.submission.cli import option_mistakes
+from cluster_ddp.submission.checks import command_mistakes
+from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
 from cluster_ddp.submission.frozen import frozen_agent
 from cluster_ddp.submission.spec_rules import check_restarts
 
@@ -77,7 +77,7 @@ def _parsed(own: list[str], command: list[str]) -> argparse.Namespace:
         at = own.index(rest[0])
         meant = f"{PROGRAM} {shlex.join([*own[:at], '--', *own[at:]])}"
         raise SpecError(ASKED, f"{rest[0]!r} must stand behind two dashes, as the command does.", meant)
-    if rest and option_mistakes.is_sbatchs(rest[0]):
+    if rest and is_sbatchs(rest[0]):
         option = shlex.join([rest[0], *filter(None, [value_at(rest, 0) if "=" not in rest[0] else ""])])
         hint = f"#SBATCH {option}, at the top of the batch script; or: salloc {option}"
         raise SpecError(f"Starting ranks with {rest[0]}:", "it is an option of the job, which has started.", hint)
@@ -139,8 +139,9 @@ def _check_command(job: Job | LocalJob, own: list[str]) -> None:
     ranks = job.ranks if isinstance(job, LocalJob) else job.size.world_size
     gpus = None if isinstance(job, LocalJob) else job.size.gpus_per_node
     command = job.options.command
-    if (nested := nested_launchers.find(command, tasks=ranks, gpus=gpus)) is not None:
-        hint = nested.instead if nested.is_a_job else " ".join([PROGRAM, *map(shlex.quote, own), nested.instead])
+    if (nested := command_mistakes.nested_launcher(command, tasks=ranks, gpus=gpus)) is not None:
+        is_here = nested.instead.startswith("-")
+        hint = " ".join([PROGRAM, *map(shlex.quote, own), nested.instead]) if is_here else nested.instead
         raise SpecError(f"Starting {shlex.join(command)}:", nested.found, hint)
 
 

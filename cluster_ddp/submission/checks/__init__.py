@@ -1,8 +1,7 @@
 """What is checked before a job is submitted.
 
 preflight             runs all checks but that of a site's template
-command_mistakes      no such program, no such script, words that only a shell reads
-nested_launchers      commands that start ranks themselves
+command_mistakes      commands that start ranks themselves, no such program or script, words that only a shell reads
 training_script       syntax errors of a script, variables of Slurm that have no value
 job_environment       modules, environments, images, and the packages of the job's Python
 feasibility           whether the cluster has what the job asks for, and the account may use it

@@ -1,24 +1,65 @@
-"""The words of a command: there must be such a program and such a script; no shell reads its operators."""
+"""What is wrong with a command: it starts all ranks again, has no such program or script, or is text for a shell.
+
+`submit --nodes 2 --gpus-per-node 2 -- torchrun --nproc-per-node 2 train.py` would run four separate trainings of two
+ranks each, and look successful. `srun` in a task waits for ever for CPUs that the task has.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cluster_ddp.agent.array_values import ARRAY_TASK
-from cluster_ddp.agent.python_command import ASSIGNMENT, SHELLS, is_python, program_words, python_target
-from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.agent.python_command import ASSIGNMENT, SHELLS, is_interpreter, program_words, target
+from cluster_ddp.errors import SpecError, counted, nearest
 from cluster_ddp.submission.checks.performance_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
 
+CODE = "nested"
+"""The code that accepts a command that starts ranks itself: --accept nested."""
+
 _NONE = "there is no such program here."
-_FOR_A_SHELL = re.compile(r"[;&|<>$`*?()#]|^\w+=")
 _OPERATORS = ("|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 _PLACEHOLDER = re.compile(r"(?:--?[\w-]+=)?\{([A-Za-z_]\w*)\}")  # {lr} and --lr={lr}; the program may want other braces
+
+# Programs that run the one behind them. Some are such a program with one verb only.
+_RUN_ANOTHER = (
+    *("env", "time", "nohup", "nice", "ionice", "setsid", "stdbuf", "timeout", "numactl", "taskset", "exec", "command"),
+    *("if", "then", "else", "while", "do", "!", "{"),
+    *(f"{name} run" for name in ("uv", "poetry", "pipenv", "pixi", "hatch", "conda", "mamba", "micromamba")),
+)
+_STARTS_RANKS = "starts ranks itself. Each of the {} ranks of this job would start them again."
+_ASKS_FOR_TASKS = "asks Slurm for tasks. The job starts this command in each of its tasks already."
+_ASKS_FOR_A_JOB = "asks for a job of its own, so this job would only submit another."
+# A program, with its verb, or a module behind `python -m` -> what it does in a job, and the option to use instead.
+_LAUNCHERS: Mapping[str, tuple[str, str]] = {
+    "torchrun": (_STARTS_RANKS, "--launcher torchrun "),
+    "torch.distributed.run": (_STARTS_RANKS, "--launcher torchrun "),
+    "torch.distributed.launch": (_STARTS_RANKS, "--launcher torchrun "),
+    "accelerate launch": (_STARTS_RANKS, "--launcher torchrun "),
+    "accelerate.commands.launch": (_STARTS_RANKS, "--launcher torchrun "),
+    "deepspeed": (_STARTS_RANKS, ""),
+    "deepspeed.launcher.runner": (_STARTS_RANKS, ""),
+    "horovodrun": (_STARTS_RANKS, ""),
+    "mpirun": (_STARTS_RANKS, ""),
+    "mpiexec": (_STARTS_RANKS, ""),
+    "srun": (_ASKS_FOR_TASKS, ""),
+    "sbatch": (_ASKS_FOR_A_JOB, ""),
+    "salloc": (_ASKS_FOR_A_JOB, ""),
+}
+_FIRST_WORDS = {key.split()[0] for key in (*_LAUNCHERS, *_RUN_ANOTHER)}
+# A launcher in the text of a command: with the Python that runs it, its options, and the Python that it runs.
+_PYTHON = r"(?<![^\s'])[^\s=']*python[\d.]*\s[^;&|]*?"
+_SCRIPT = r"(?='[^']+\.py'|\S+\.py\b|(?<!\S)-m\s)"
+_LAUNCHER = rf"(?:{_PYTHON}|-m\s)?[^\s']*{{}}\s(?P<options>.*?)(?P<python>{_PYTHON})?{_SCRIPT}"
+_NUMBER_OF_RANKS = r"(?<!\S)(?:--nproc[-_]per[-_]node|--num[-_]processes|--num_gpus|--ntasks|-np?|--np)[= ](\d+)(?!\S)"
 
 
 def advise(command: Sequence[str], grid: Container[str]) -> Iterator[Advice]:
@@ -33,7 +74,98 @@ def advise(command: Sequence[str], grid: Container[str]) -> Iterator[Advice]:
         yield Advice("shell", f"{text}-- bash {status}-c {shlex.quote(' '.join(command))}")
 
 
-def check(spec: JobSpec) -> list[Advice]:
+class Nested(NamedTuple):
+    """A command that starts ranks itself."""
+
+    found: str
+    """What it does, as a sentence."""
+    instead: str
+    """The options and the command that are meant; or, if it asks Slurm for a job, where to run it."""
+    ranks: int = 0
+    """How many ranks it is told to start; 0 if that is not said."""
+
+
+def check_launcher(spec: JobSpec) -> None:
+    """Refuse a command that starts ranks itself. One task may start one a GPU, but not by Slurm's commands.
+
+    Raises:
+        SpecError: the command does. The hint has the command without its launcher, if that names a script.
+    """
+    nested = nested_launcher(spec.command, tasks=spec.nodes * spec.ranks_per_node, gpus=spec.gpus_per_node)
+    if nested is not None:
+        size = f"--gpus-per-node {nested.ranks} " if spec.world_size == 1 and nested.ranks > spec.gpus_per_node else ""
+        hint = f"{size}{nested.instead}; to submit it anyway: --accept {CODE}"
+        raise SpecError(f"Submitting {shlex.join(spec.command)}:", nested.found, hint)
+
+
+def nested_launcher(command: Sequence[str], *, tasks: int, gpus: int | None) -> Nested | None:
+    """Return what is wrong with a command that so many tasks run, if it starts ranks itself. `gpus` are a node's."""
+    launcher = _launcher(command)
+    if launcher is None:
+        return None
+    name, text = launcher.split()[0], shlex.join(command).replace("\\\n", " ")
+    does, option = _LAUNCHERS[launcher]
+    if does == _ASKS_FOR_A_JOB:
+        return Nested(f"{name} {does}", f"run it without cluster-ddp: {shlex.join(command)}")
+    match = re.search(_LAUNCHER.format(re.escape(launcher)), text, re.DOTALL)
+    options = match["options"].strip() if match else text.partition(name)[2]
+    number = re.search(_NUMBER_OF_RANKS, options)
+    ranks = int(number[1]) if number else 0
+    if does == _STARTS_RANKS and tasks == 1:
+        if gpus is None or ranks <= gpus:
+            return None
+        does = f"starts {ranks} ranks, and this job has {counted(gpus, 'GPU')}."
+    meant = f"COMMAND (the one behind {name} and its options)"
+    if match:
+        before = text[: match.start()].replace("env -i ", "env ")  # which would clear RANK and WORLD_SIZE
+        meant = before + (match["python"] or "python ") + text[match.end() :]
+        meant += f" (without {name}'s {options})" if options else ""
+    return Nested(f"{name} {does.format(tasks)}", f"{option}-- {meant}", ranks)
+
+
+def _launcher(words: Sequence[str]) -> str | None:
+    """The launcher that a command begins with, behind programs such as `env`, `uv run` and Python; None without one."""
+    rest = list(words)
+    while rest:
+        name = Path(rest[0]).name
+        keys = (" ".join([name, *rest[1:2]]), name)
+        if found := next((key for key in keys if key in _LAUNCHERS), None):
+            return found
+        run = target(rest)
+        if name in SHELLS:
+            return _in_text(run.words[0]) if run.kind == "code" and run.words else None
+        if is_interpreter(name):
+            rest = run.words if run.kind != "code" else []
+        elif another := next((key for key in keys if key in _RUN_ANOTHER), None):
+            rest = _behind_options(rest[len(another.split()) :])
+        elif ASSIGNMENT.fullmatch(name):
+            rest = rest[1:]
+        else:
+            return None  # another program, or a script
+    return None
+
+
+def _behind_options(words: list[str]) -> list[str]:
+    """The words behind the options of a program that runs another: that one, or a word of its own."""
+    while words and (words[0].startswith("-") or words[0][0].isdigit() or ASSIGNMENT.fullmatch(words[0])):  # timeout 10
+        value = next(iter(words[1:]), "") if words[0].startswith("-") else ""
+        is_program = value in _FIRST_WORDS or is_interpreter(Path(value).name) or shutil.which(value)
+        words = words[1 if not value or value.startswith("-") or is_program else 2 :]
+    return words
+
+
+def _in_text(text: str) -> str | None:
+    """The launcher in a text that a shell runs."""
+    tokens = shlex.shlex(text.replace("\\\n", " ").replace("\n", "\n;\n"), posix=True, punctuation_chars=True)
+    tokens.whitespace_split = True
+    with suppress(ValueError):  # unbalanced quotes: bash will say so
+        for is_operator, words in itertools.groupby([*tokens], lambda token: set(token) <= set(";&|()<>")):
+            if not is_operator and (found := _launcher([*words])):
+                return found
+    return None
+
+
+def check_program(spec: JobSpec) -> list[Advice]:
     """Check that the command can start. In a container, it can't be known.
 
     Args:
@@ -49,63 +181,52 @@ def check(spec: JobSpec) -> list[Advice]:
     if shutil.which(program, path=path) is not None:
         _check_script(program_words(spec.command) or list(spec.command))
         return []
-    asked, said = f"Running {program!r}:", _no_program(spec.command)
-    if said is None and (spec.modules or spec.conda_env or spec.setup):
+    may_come = bool(spec.modules or spec.conda_env or spec.setup)
+    asked, said = f"Running {program!r}:", _no_program(spec.command, may_come=may_come)
+    if said is None:
         text = f"{asked} {_NONE} The modules, the conda environment or the setup must provide it."
         return [Advice("command", text)]
-    raise SpecError(asked, *(said or _not_on_path(spec.command)))
+    raise SpecError(asked, *said)
 
 
-def _no_program(command: Sequence[str]) -> tuple[str, str] | None:
-    """What a first word is that surely names no program, and the hint; None if it may be one."""
+def _no_program(command: Sequence[str], *, may_come: bool) -> tuple[str, str] | None:
+    """What a first word is that is no program here, and the hint; None if it `may_come` with the job's environment."""
     program, rest = command[0], shlex.join(command)
     if program.startswith("-"):
         return "it is an option, not a program.", f"options go before the two dashes: {program} … -- COMMAND"
     if any(blank in program for blank in " \t\n"):
-        whole = " ".join([program, *map(shlex.quote, command[1:])])
-        hint = f"-- bash -c {shlex.quote(whole)}"
-        if not _FOR_A_SHELL.search(whole):
-            hint = f"leave out the quotes: -- {whole}; or let a shell run it: {hint}"
-        return "it is a whole command line in quotes.", hint
+        whole = shlex.quote(" ".join([program, *map(shlex.quote, command[1:])]))
+        return (
+            "it is a whole command line in quotes.",
+            f"leave out the quotes; or let a shell run it: -- bash -c {whole}",
+        )
     if ASSIGNMENT.fullmatch(program):
         return "it is the value of a variable, not a program.", f"-- env {rest}"
     if program.endswith(".py"):
         return "it is a Python script, which an interpreter must run.", f"-- python {rest}"
-    return None
-
-
-def _not_on_path(command: Sequence[str]) -> tuple[str, str]:
-    """What a first word is that no folder of the PATH has as a program, and the hint."""
-    program, rest = command[0], shlex.join(command)
+    if may_come:
+        return None
     if not Path(program).is_file():
         look = f"your shell must find it: command -v {shlex.quote(program)}"
         return _NONE, f"check its spelling, or activate its environment first; {look}"
-    if "/" in program:
-        return "it is a file that is not executable.", f"-- bash {rest}"
-    return (
-        "it is a file here, not a program on the PATH.",
-        f"-- {'./' if os.access(program, os.X_OK) else 'bash '}{rest}",
-    )
+    if os.access(program, os.X_OK):
+        return "it is a file here, not a program on the PATH.", f"-- ./{rest}"
+    return "it is a file that is not executable.", f"-- bash {rest}"
 
 
 def _check_script(words: Sequence[str]) -> None:
     """Check that an interpreter has a script to run."""
-    name, script, asked = Path(words[0]).name, "", f"Running {shlex.join(words)}:"
-    if is_python(words):
-        target = python_target(words)
-        if target.kind == "nothing":
-            raise SpecError(asked, "it names no script.", f"-- {name} SCRIPT.py")
-        script = target.words[0] if target.kind == "script" else ""
-    elif name in SHELLS:
-        if len(words) == 1:
-            found = "it names no script, and a job has no terminal to read commands from."
-            raise SpecError(asked, found, f"-- {name} SCRIPT.sh")
-        script = "" if words[1].startswith("-") or shutil.which(words[1]) else words[1]
+    name, run, asked = Path(words[0]).name, target(words), f"Running {shlex.join(words)}:"
+    if run.kind == "nothing" and (is_interpreter(name) or name in SHELLS):
+        found = "it names no script, and a job has no terminal to read commands from."
+        raise SpecError(asked, found, f"-- {name} SCRIPT")
+    script = run.words[0] if run.kind == "script" else ""
     if script.endswith(".ipynb"):
         made = shlex.quote(script.removesuffix("ipynb") + "py")
         hint = f"jupyter nbconvert --to script {shlex.quote(script)}; then: -- {name} {made}"
         raise SpecError(f"Running {script!r}:", "it is a notebook, which Python can't run.", hint)
-    if script and "{" not in script and not Path(script).exists():
+    is_found = Path(script).exists() or (name in SHELLS and shutil.which(script))
+    if script and "{" not in script and not is_found:
         there = [path.name for path in Path.cwd().glob(f"*{Path(script).suffix}") if path.is_file()]
         found = f"there is no such file in {Path.cwd()}.{nearest(script, there)}"
         raise SpecError(f"Running {script!r}:", found, "paths are relative to where you submit")

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cluster_ddp.agent.python_command import interpreter, interpreter_words, program_words, python_target
+from cluster_ddp.agent.python_command import interpreter, interpreter_words, program_words, target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks.performance_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
@@ -136,9 +136,9 @@ def _needs(spec: JobSpec) -> Iterator[tuple[str, str, str, str, str]]:
         yield "torch", "torch", "Starting the ranks by --launcher torchrun:", by_srun, "launcher"
     if spec.doctor:
         yield "cluster_ddp", _OURS, "Running the doctor before the ranks:", "; or leave --doctor out", ""
-    target = python_target(spec.command)
-    if target.kind == "module" and target.words and "{" not in target.words[0]:
-        yield target.words[0], "", f"Running {shlex.join(spec.command)}:", "", ""
+    run = target(spec.command)
+    if run.kind == "module" and run.words and "{" not in run.words[0]:
+        yield run.words[0], "", f"Running {shlex.join(spec.command)}:", "", ""
     for name in spec.track:
         yield name, f"{_OURS}[{name}]", f"Tracking with {name}:", "", ""
 

@@ -20,7 +20,6 @@ from cluster_ddp.submission.checks import (
     command_mistakes,
     feasibility,
     job_environment,
-    nested_launchers,
     performance_warnings,
     security_warnings,
     submit_hosts,
@@ -51,9 +50,9 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     warnings = job_environment.check(plan.spec) + security_warnings.of_secrets(plan.spec)
     warnings += security_warnings.of_shared_runs(run_dir.parent if run_dir is not None else runs_dir)
     if plan.function is None:
-        if nested_launchers.CODE not in accepted:
-            nested_launchers.check(plan.spec)
-        warnings += command_mistakes.check(plan.spec)
+        if command_mistakes.CODE not in accepted:
+            command_mistakes.check_launcher(plan.spec)
+        warnings += command_mistakes.check_program(plan.spec)
         warnings += training_script.check(plan.spec, _folder(plan), on_slurm=on_slurm)
     job_environment.check_packages(plan.spec)
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()

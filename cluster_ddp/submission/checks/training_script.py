@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from cluster_ddp.agent.python_command import SHELLS, is_python, program_words, python_target
+from cluster_ddp.agent.python_command import is_python, program_words, target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import job_environment
 from cluster_ddp.submission.checks.performance_warnings import Advice
@@ -52,29 +52,27 @@ def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
     Raises:
         SpecError: the Python or the shell of the job can't read the script.
     """
-    words = program_words(spec.command) or list(spec.command)
+    words = program_words(spec.command)
+    path = _script(words, folder)
+    if path is None:
+        return []
     if is_python(words):
-        path = _python_file(words, folder)
-        if path is None:
-            return []
         wrong = _syntax(spec, path, _compiled(spec, path), [words[0], "-m", "py_compile"])
         return [*wrong, *_variables(spec, path, on_slurm)]
-    if Path(words[0]).name in SHELLS and words[1:] and (folder / words[1]).is_file():
-        # With -n, a script's own `shopt -s extglob` has no effect, and without it `!(a|b)` would be an error.
-        checker = [words[0], *(("-O", "extglob") if Path(words[0]).name == "bash" else ()), "-n"]
-        return _syntax(spec, folder / words[1], _read_by_shell(checker, folder / words[1]), checker)
-    return []
+    # With -n, a script's own `shopt -s extglob` has no effect, and without it `!(a|b)` would be an error.
+    checker = [words[0], *(("-O", "extglob") if Path(words[0]).name == "bash" else ()), "-n"]
+    return _syntax(spec, path, _read_by_shell(checker, path), checker)
 
 
-def _python_file(words: list[str], folder: Path) -> Path | None:
+def _script(words: list[str], folder: Path) -> Path | None:
     """The text of the script or of the module that a command runs, if it is in the folder of the job.
 
     Python also runs a .pyc and an archive (python -m zipapp), which are no text.
     """
-    target = python_target(words)
-    files = [folder / target.words[0]] if target.kind == "script" else []
-    if target.kind == "module" and target.words:
-        module = folder / target.words[0].replace(".", "/")
+    run = target(words)
+    files = [folder / run.words[0]] if run.kind == "script" else []
+    if run.kind == "module" and run.words:
+        module = folder / run.words[0].replace(".", "/")
         files = [module.with_suffix(".py"), module / "__main__.py"]
     path = next((path for path in files if path.is_file()), None)
     return None if path is None or path.suffix == ".pyc" or zipfile.is_zipfile(path) else path

@@ -13,7 +13,7 @@ from cluster_ddp.submission.checks.performance_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.validation import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS, meant_value
 
-_NAMES = """
+_SBATCHS = """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
     container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot
     dependency distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind
@@ -25,13 +25,12 @@ _NAMES = """
     time-min tmp tres-bind tres-per-task uid use-min-nodes verbose wait wait-all-nodes wckey wrap
 """
 _LETTERS = "AabCcDdeFGHiJkLMNnOopqSstwx"
-# An option of sbatch -> the option here; empty if there is none. All others are passed on by --sbatch-options.
+# An option of sbatch -> the option here. All others are passed on by --sbatch-options.
 _HERE: Mapping[str, str] = {
     **dict.fromkeys(("-n", "-G", "--gpus", "--gres"), "--gpus-per-node"),
     **dict.fromkeys(("-c", "--cpus-per-gpu"), "--cpus-per-task"),
     **dict.fromkeys(("-J", "--job-name"), "--name"),
     **dict.fromkeys(("-d", "--dependency"), "--after"),
-    **dict.fromkeys(("-o", "--output"), ""),
     **{"-N": "--nodes", "-p": "--partition", "-A": "--account", "-q": "--qos", "-t": "--time"},
     **{"-C": "--constraint", "-a": "--array", "-x": "--exclude"},
 }
@@ -41,64 +40,51 @@ _HETEROGENEOUS = (":", "hetjob", "--het", "--het-group", "--pack-group")  # sbat
 def is_sbatchs(word: str) -> bool:
     """Return whether a word of a command line is an option of sbatch, with its value or without."""
     name = word.partition("=")[0]
-    return name[2:] in _NAMES.split() if name.startswith("--") else name[:1] == "-" and name[1:] in tuple(_LETTERS)
+    return name[2:] in _SBATCHS.split() if name.startswith("--") else name[:1] == "-" and name[1:] in tuple(_LETTERS)
 
 
-def refuse(rest: Sequence[str]) -> None:
+def refuse(words: Sequence[str]) -> None:
     """Refuse options of sbatch that are written otherwise here, and heterogeneous jobs.
 
     Raises:
         SpecError: there is one. The error names the option to use, or what to do instead.
     """
-    for at, word in enumerate(rest):
-        option, value = word.partition("=")[0], value_at(rest, at)
-        said = None
-        if option in _HETEROGENEOUS:
-            found = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
-            hint = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
-            said = found, hint
-        elif option in _HERE:
-            said = _here(option, value)
-        elif option.startswith("--") and is_sbatchs(word):
-            said = _passed_on(option, value)
-        if said:
+    for at, word in enumerate(words):
+        option, value = word.partition("=")[0], value_at(words, at)
+        if said := _instead(option, value):
             raise SpecError(f"Submitting with {option}:", *said)
 
 
-def gpus(value: str) -> str:
-    """Return the value of --gpus-per-node, and the type if there is one, for Slurm's gpu:a100:2; empty if unclear."""
-    match = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z]\w*):)?(\d+)", value)
-    return "" if match is None else match[2] + (f" --gpu-type {match[1]}" if match[1] else "")
-
-
-def _here(option: str, value: str) -> tuple[str, str]:
-    """What an option of sbatch is here, and what to write: `use --gpus-per-node 2` for --gres=gpu:2."""
-    ours, more = _HERE[option], ""
-    if not ours:
+def _instead(option: str, value: str) -> tuple[str, str] | None:
+    """What is wrong with an option of sbatch, and what to write instead; None for another option."""
+    if option in _HETEROGENEOUS:
+        found = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
+        return found, "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
+    if option in ("-o", "--output"):
         return "each run directory has the job's logs.", "leave it out; to read the logs: cluster-ddp logs JOB"
-    name = ours[2:].replace("-", "_")
-    if name == "gpus_per_node":
-        parts = value.split(",")
-        others = [part for part in parts if option == "--gres" and not part.startswith("gpu")]
-        value = next((gpus(part) for part in parts if part not in others), "")
-        more = f"; {', '.join(others)} can't be asked for here" if any(others) else ""
-    elif value:
-        value = meant_value(name, value) or value
+    if ours := _HERE.get(option):
+        name = ours[2:].replace("-", "_")
+        meant = gpus(value) if name == "gpus_per_node" else meant_value(name, value) or value
         pattern, legal = PATTERNS.get(name, (".*", ""))
-        is_legal = re.fullmatch(pattern, value)
-        value, more = (shlex.quote(value), "") if is_legal else ("", f": {legal}")
-    return f"that is sbatch's name; here it is {ours}.", f"use {ours}{f' {value}' if value else ''}{more}"
-
-
-def _passed_on(option: str, value: str) -> tuple[str, str]:
-    """How sbatch gets an option that has no name here, and what to write."""
-    if option[2:] in SET_ELSEWHERE:
+        words = f" {shlex.quote(meant) if legal else meant}" if re.fullmatch(pattern, meant) else f": {legal}"
+        others = [part for part in value.split(",") if option == "--gres" and not part.startswith("gpu")]
+        more = f"; {', '.join(others)} can't be asked for here" if any(others) else ""
+        return f"that is sbatch's name; here it is {ours}.", f"use {ours}{words}".rstrip() + more
+    if option[2:] in SET_ELSEWHERE and is_sbatchs(option):
         return "cluster-ddp submit sets it itself, or has no use for it.", "leave it out"
-    word = f"{option}={value}" if value else option
-    if not re.fullmatch(WORD_PATTERNS["sbatch_options"][0], word, re.ASCII):
-        word = ""
-    hint = shlex.quote(word) if word else f"{option}=VALUE, with no blanks, quotes, $ or # in VALUE"
-    return "it is an option of sbatch; --sbatch-options passes it on.", f"--sbatch-options={hint}"
+    if option.startswith("--") and is_sbatchs(option):
+        word = f"{option}={value}" if value else option
+        is_legal = re.fullmatch(WORD_PATTERNS["sbatch_options"][0], word, re.ASCII)
+        hint = shlex.quote(word) if is_legal else f"{option}=VALUE, with no blanks, quotes, $ or # in VALUE"
+        return "it is an option of sbatch; --sbatch-options passes it on.", f"--sbatch-options={hint}"
+    return None
+
+
+def gpus(value: str) -> str:
+    """The value of --gpus-per-node, and the type if there is one, for Slurm's gpu:a100:2; empty if unclear."""
+    part = next((part for part in value.split(",") if part.startswith("gpu")), value)
+    match = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z]\w*):)?(\d+)", part)
+    return "" if match is None else match[2] + (f" --gpu-type {match[1]}" if match[1] else "")
 
 
 def advise(given: Mapping[str, Any], spec: JobSpec) -> Iterator[Advice]:
@@ -112,34 +98,28 @@ def advise(given: Mapping[str, Any], spec: JobSpec) -> Iterator[Advice]:
         SpecError: a number of tasks does not match the GPUs.
     """
     drives = "one task drives " + ("one GPU" if spec.gpus_per_task == 1 else f"{spec.gpus_per_task} GPUs")
-    for option in ("--ntasks", "--ntasks-per-node"):
+    tasks = (
+        ("--ntasks", spec.world_size, spec.nodes, ""),
+        ("--ntasks-per-node", spec.ranks_per_node, 1, " on each node"),
+    )
+    for option, needed, nodes, where in tasks:
         asked = given.get(option[2:].replace("-", "_"))
+        if asked is not None and asked != needed:
+            size = f"{counted(spec.nodes, 'node')} x {counted(spec.gpus_per_node, 'GPU')}"
+            found = f"{drives}: {size} are {counted(needed, 'task')}{where}, not {asked}."
+            hint = f"leave {option} out, and choose --nodes and --gpus-per-node"
+            if asked and asked % nodes == 0:
+                hint = f"instead: --gpus-per-node {asked * spec.gpus_per_task // nodes}"
+            raise SpecError(f"Submitting with {option} {asked}:", found, hint)
         if asked is not None:
-            _check_tasks(option, asked, spec, drives)
             text = f"{option} is not needed: {drives}, so the tasks follow from the GPUs. Leave it out."
             yield Advice("ntasks", text)
-    for word in given.get("array") or ():
-        if text := _range(word):
-            yield Advice("range", text)
+    yield from (Advice("range", text) for word in given.get("array") or () if (text := _range(word)))
     if match := re.fullmatch(r"[1-4]:\d\d", given.get("time") or ""):
         text = f"--time {match[0]} means minutes and seconds. For hours and minutes: --time {match[0]}:00"
         yield Advice("short", text)
     if re.fullmatch(r"[1-9]\d{0,2}", given.get("mem") or ""):
         yield Advice("short", f"--mem {given['mem']} means MiB. For GiB: --mem {given['mem']}G")
-
-
-def _check_tasks(option: str, asked: int, spec: JobSpec, drives: str) -> None:
-    nodes, needed, where = spec.nodes, spec.world_size, ""
-    if option == "--ntasks-per-node":
-        nodes, needed, where = 1, spec.ranks_per_node, " on each node"
-    if asked == needed:
-        return
-    size = f"{counted(spec.nodes, 'node')} x {counted(spec.gpus_per_node, 'GPU')}"
-    hint = f"leave {option} out, and choose --nodes and --gpus-per-node"
-    if asked and asked % nodes == 0:
-        hint = f"instead: --gpus-per-node {asked * spec.gpus_per_task // nodes}"
-    found = f"{drives}: {size} are {counted(needed, 'task')}{where}, not {asked}."
-    raise SpecError(f"Submitting with {option} {asked}:", found, hint)
 
 
 def _range(word: str) -> str:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from cluster_ddp.agent.launch_options import RESTARTS_BEFORE
-from cluster_ddp.agent.python_command import program_words, python_target, shell_script
-from cluster_ddp.argument_parser import ASKED, Parser, add_fields, add_on, joined, nearest_options, unknown
+from cluster_ddp.agent.python_command import program_words, target
+from cluster_ddp.argument_parser import (
+    ASKED,
+    Parser,
+    add_fields,
+    add_on,
+    joined,
+    nearest_options,
+    unknown,
+    whole_number,
+)
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.cli import option_mistakes
 from cluster_ddp.submission.spec import JobSpec, Launcher
@@ -38,13 +47,13 @@ def parser(program: str, description: str, *, with_texts: bool) -> Parser:
         description: text for --help.
         with_texts: read the fields' docstrings for --help, which takes some milliseconds.
     """
-    top = _Parser(
+    top = Parser(
         program, usage="%(prog)s [OPTIONS] [OPTIONS OF THE REFERENCE JOB | -- COMMAND …]", description=description
     )
     job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
-    forms = {"launcher": {"metavar": f"{{{','.join(get_args(Launcher))}}}"}}  # JobSpec refuses others
+    forms: dict[str, Mapping[str, Any]] = {"launcher": {"metavar": f"{{{','.join(get_args(Launcher))}}}"}}
     forms |= {name: {"metavar": "PATH"} for name in ("venv", "template")}
-    forms["nodes"] = {"metavar": "N|MIN-MAX"}
+    forms |= {"nodes": {"metavar": "N|MIN-MAX"}, "gpus_per_node": {"metavar": "N", "type": _gpus_per_node}}
     left_out = ("command", "description", "grid", "array", "max_nodes")
     add_fields(job, JobSpec, with_texts=with_texts, left_out=left_out, forms=forms, defaults=_DEFAULTS)
     array = "task numbers such as 0-7%%4, or a grid: KEY=VALUES …, with {KEY} in the command"
@@ -110,12 +119,13 @@ def names(program: str) -> list[str]:
 
 def job_name(command: Sequence[str]) -> str:
     """Return a name for a job: that of its script, its module or its program."""
-    script = next(iter(python_target(command).words), "").removesuffix(".py")
-    word = script or Path(shell_script(command) or next(iter(program_words(command)), "job")).stem
-    return legal_name(Path(word).name) or "job"
+    run = target(command)
+    words = run.words if run.kind in ("script", "module") else program_words(command)
+    path = Path(next(iter(words), "job"))
+    return legal_name(path.name if run.kind == "module" else path.stem) or "job"
 
 
-class _Parser(Parser):
-    def hint_for(self, option: str, value: str = "") -> str | None:
-        gpus = option_mistakes.gpus(value.strip("'")) if option == "--gpus-per-node" else ""
-        return f"{option} {gpus}" if gpus else None
+def _gpus_per_node(text: str) -> int:
+    if not text.isdecimal() and (meant := option_mistakes.gpus(text)):
+        raise SpecError(ASKED, f"--gpus-per-node is a whole number, not {text!r}.", f"--gpus-per-node {meant}")
+    return whole_number(text)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_ddp.agent.python_command import interpreter_words, python_target
+from cluster_ddp.agent.python_command import interpreter_words, target
 from cluster_ddp.errors import SpecError
 
 
@@ -48,4 +48,4 @@ def test_what_is_no_script_of_pythons_is_refused(command: str, found: str) -> No
 
 
 def test_an_interactive_python_runs_a_script_too() -> None:
-    assert python_target(["python", "-i", "train.py"])[:2] == ("script", ["train.py"])
+    assert target(["python", "-i", "train.py"])[:2] == ("script", ["train.py"])

@@ -19,7 +19,7 @@ from cluster_ddp import JobSpec, train, waiting_notice
 from cluster_ddp.__main__ import VERBS, main, module_of
 from cluster_ddp.argument_parser import field_texts
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.checks import nested_launchers
+from cluster_ddp.submission.checks import command_mistakes
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES
 from cluster_ddp.submission.cli import settings_trust
 from cluster_ddp.train_options import TrainConfig
@@ -45,6 +45,7 @@ BEGINS = "begin must be a time such as 16:00, tomorrow, now+2hours or 2030-01-31
 ALL_CODES = (*CODES, *OTHER_CODES)
 NO_OPTION = "there is no such option."
 NO_VENV = "there is no bin/activate in it."
+NO_SCRIPT = "it names no script, and a job has no terminal to read commands from."
 RELATIVE = "paths are relative to where you submit"
 NAMES = "--partition gpu"
 PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
@@ -104,7 +105,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "name must be letters, digits and . _ + - @ =.",
         "--name my_job",
     ),
-    ("--name -x -- true", READING, "--name needs a value, and -x looks like an option.", HELP),
+    ("--name -x -- true", READING, "--name expected one argument.", HELP),
     (
         "--epochs 1 -- python t.py",
         READING,
@@ -316,7 +317,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "it is a Python script, which an interpreter must run.",
         "-- python t.py --lr 1",
     ),
-    ("-- run.sh a", "Running 'run.sh'", "it is a file here, not a program on the PATH.", "-- bash run.sh a"),
+    ("-- run.sh a", "Running 'run.sh'", "it is a file that is not executable.", "-- bash run.sh a"),
     ("-- ./run.sh a", "Running './run.sh'", "it is a file that is not executable.", "-- bash ./run.sh a"),
     (
         "-- -N 2 python t.py",
@@ -328,19 +329,19 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- 'cd d; python t.py'",
         "Running 'cd d; python t.py'",
         "it is a whole command line in quotes.",
-        "-- bash -c 'cd d; python t.py'",
+        "leave out the quotes; or let a shell run it: -- bash -c 'cd d; python t.py'",
     ),
     (
         "-- 'python t.py; rm x'",
         "Running 'python t.py; rm x'",
         "it is a whole command line in quotes.",
-        "-- bash -c 'python t.py; rm x'",
+        "leave out the quotes; or let a shell run it: -- bash -c 'python t.py; rm x'",
     ),
     (
         "-- 'python t.py' --lr 1",
         "Running 'python t.py'",
         "it is a whole command line in quotes.",
-        "leave out the quotes: -- python t.py --lr 1; or let a shell run it: -- bash -c 'python t.py --lr 1'",
+        "leave out the quotes; or let a shell run it: -- bash -c 'python t.py --lr 1'",
     ),
     (
         "-- FOO=1 python t.py",
@@ -369,19 +370,15 @@ ERRORS: list[tuple[str, str, str, str]] = [
         f"there is no Python module 'nosuch.mod' in {sys.prefix}.",
         "check its name; a module of your own must be in the folder where you submit, or be installed",
     ),
-    ("-- python", "Running python", "it names no script.", "-- python SCRIPT.py"),
-    ("-- python -u", "Running python -u", "it names no script.", "-- python SCRIPT.py"),
-    (
-        "-- bash",
-        "Running bash",
-        "it names no script, and a job has no terminal to read commands from.",
-        "-- bash SCRIPT.sh",
-    ),
+    ("-- python", "Running python", NO_SCRIPT, "-- python SCRIPT"),
+    ("-- python -u", "Running python -u", NO_SCRIPT, "-- python SCRIPT"),
+    ("-- bash", "Running bash", NO_SCRIPT, "-- bash SCRIPT"),
+    ("-- bash -e rnu.sh", "Running 'rnu.sh'", "there is no such file in {here}. Did you mean run.sh?", RELATIVE),
     (
         "-- 'python t.py --lr 1'",
         "Running 'python t.py --lr 1'",
         "it is a whole command line in quotes.",
-        "leave out the quotes: -- python t.py --lr 1; or let a shell run it: -- bash -c 'python t.py --lr 1'",
+        "leave out the quotes; or let a shell run it: -- bash -c 'python t.py --lr 1'",
     ),
     (
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
@@ -406,14 +403,13 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- sbatch job.sh",
         "Submitting sbatch job.sh",
         "sbatch asks for a job of its own, so this job would only submit another.",
-        "run it without cluster-ddp: sbatch job.sh",
+        "run it without cluster-ddp: sbatch job.sh; to submit it anyway: --accept nested",
     ),
     (
         "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "Submitting accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "accelerate starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --num_processes 2 --mixed_precision bf16; "
-        'in the script: Accelerator(mixed_precision="bf16")); '
+        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --num_processes 2 --mixed_precision bf16); "
         "to submit it anyway: --accept nested",
     ),
     *(
@@ -428,11 +424,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
             ("python -mtorch.distributed.run t.py", "torch.distributed.run", "python t.py"),
             ("python /opt/bin/torchrun t.py", "torchrun", "python t.py"),
             ("env -u X torchrun t.py", "torchrun", "env -u X python t.py"),
-            (
-                "env -i torchrun t.py",
-                "torchrun",
-                "env python t.py (without env's -i, which would clear RANK and WORLD_SIZE)",
-            ),
+            ("env -i torchrun t.py", "torchrun", "env python t.py"),
             ("time torchrun t.py", "torchrun", "time python t.py"),
             ("nohup torchrun t.py", "torchrun", "nohup python t.py"),
             ("uv run torchrun t.py", "torchrun", "uv run python t.py"),
@@ -505,18 +497,18 @@ UNKNOWN_WORDS: list[tuple[str, str, str]] = [
     ("env --jsn", "there is no option --jsn. Did you mean --json?", "--json"),
     ("status --o nohost.invalid", "there is no option --o. Did you mean --on?", "--on nohost.invalid"),
     ("status --runs x", "there is no option --runs. Did you mean --runs-dir?", "--runs-dir x"),
-    ("status --json --watch", "--watch and --json exclude each other.", ""),
-    ("status --json=1", "--json takes no value, but got '1'.", ""),
-    ("logs", "JOB must be given.", ""),
+    ("status --json --watch", "--watch not allowed with argument --json.", ""),
+    ("status --json=1", "--json ignored explicit argument '1'.", ""),
+    ("logs", "the following arguments are required: JOB.", ""),
     ("logs 12 --rank one", "--rank is a whole number, not 'one'.", ""),
-    ("logs 12 --rank", "--rank needs a value.", ""),
+    ("logs 12 --rank", "--rank expected one argument.", ""),
     ("logs 12 --follw", "there is no option --follw. Did you mean --follow?", "--follow"),
     ("cancel --o h 5", "there is no option --o. Did you mean --on?", "--on h"),
     ("report 12 --htm x", "there is no option --htm. Did you mean --html?", "--html x"),
     ("fetch --checkpoint 12", "there is no option --checkpoint. Did you mean --checkpoints?", "--checkpoints 12"),
     ("doctor --wait-s soon", "--wait-s is a number, not 'soon'.", ""),
-    ("scaling", "--gpus must be given.", ""),
-    ("scaling --gpu 1", "there is no option --gpu. Did you mean --gpus?", "--gpus 1"),
+    ("scaling", "the following arguments are required: --gpus.", ""),
+    ("scaling --gpu 1", "the following arguments are required: --gpus.", ""),
     ("completion fish", "shell must be one of bash, zsh; it is 'fish'.", ""),
     ("sandbox dwon", "VERB must be one of up, down, status, shell, run; it is 'dwon'. Did you mean down?", ""),
     ("sandbox down --nam x", "there is no option --nam. Did you mean --name?", "--name x"),
@@ -700,7 +692,7 @@ def test_the_codes_are_those_of_all_warnings() -> None:
     """--accept refuses others."""
     package = Path(cluster_ddp.__file__).parent / "submission"
     found = {code for path in package.rglob("*.py") for code in re.findall(r'Advice\(\s*"([\w-]+)"', path.read_text())}
-    assert sorted({*found, nested_launchers.CODE, settings_trust.CODE}) == sorted(OTHER_CODES)
+    assert sorted({*found, command_mistakes.CODE, settings_trust.CODE}) == sorted(OTHER_CODES)
 
 
 NO_SLURM = """echo 'sinfo: error: fetch_config: DNS SRV lookup failed' >&2

@@ -243,7 +243,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--array", "seed=0..3"), "the command has no {seed}, so"),
     (("--array", "x=1,2", "--", "echo", "{x}", "{y}"), "A command with {y}:"),
     (("--seed", "{array_task_id}"), "without {array_task_id} unless array is set"),
-    (("--array",), "--array needs a value"),
+    (("--array",), "--array expected at least one argument"),
     (("--array", "5-2"), "array must be"),
     (("--", "no_such_program"), "there is no such program here"),
     (("--", "python", "no_such_script.py"), "there is no such file in"),
@@ -286,7 +286,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--resume", "12"), "runs has no job 12 of cluster-ddp submit"),
     (("--resume", "never"), "-- python -m cluster_ddp.train --resume never"),
     (("--resume", "."), "so no submission has made it"),
-    (("--resume", ".", "--run-dir", "x"), "--run-dir and --resume exclude each other"),
+    (("--resume", ".", "--run-dir", "x"), "--run-dir not allowed with argument --resume"),
     (("--resume", ".", "--snapshot", "--", "true"), "leave the snapshot out"),
     (("--run-dir", ".", "--", "true"), "resume its run: --resume"),
 ]
