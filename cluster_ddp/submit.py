@@ -25,7 +25,7 @@ from cluster_ddp.agent.array_values import ARRAY_TASK, configuration
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.jobs import watch
-from cluster_ddp.remote import verbs
+from cluster_ddp.remote import run_there
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.cli import option_mistakes, submit_command
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, plan, submit. Returns the exit status."""
     words, here = sys.argv[1:] if argv is None else argv, Path.cwd()  # resuming changes to another folder
     with exit_on_error(PROGRAM):
-        if (elsewhere := verbs.run_there("submit", words)) is not None:
+        if (elsewhere := run_there("submit", words)) is not None:
             return elsewhere
         submit = partial(_submit, here)
         return submit_command.run(

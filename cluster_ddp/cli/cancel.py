@@ -14,7 +14,7 @@ from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import find_runs
 from cluster_ddp.jobs.find_runs import of_run
-from cluster_ddp.remote import verbs
+from cluster_ddp.remote import run_there
 from cluster_ddp.submission.backends.slurm import Slurm
 
 PROGRAM = "cluster-ddp cancel"
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     with exit_on_error(PROGRAM):
         arguments = parser().parse_args(words)
-        if (elsewhere := verbs.run_there("cancel", words)) is not None:
+        if (elsewhere := run_there("cancel", words)) is not None:
             return elsewhere
         for word in arguments.jobs:
             print(_cancel(word, arguments.runs_dir))

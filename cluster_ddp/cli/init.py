@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import json
 import re
 import shlex
 import shutil
@@ -17,18 +18,25 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
+from cluster_ddp.errors import SlurmError, SpecError, counted, exit_on_error, nearest
 from cluster_ddp.slurm import partitions
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.checks import feasibility
-from cluster_ddp.submission.cli import first_cluster_toml, options
+from cluster_ddp.submission.cli import options
 from cluster_ddp.submission.cli.settings_files import FILE_NAME
 from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.validation import normalized_time
 from cluster_ddp.waiting_notice import named_if_slow
 
 PROGRAM = "cluster-ddp init"
 _MODULES = re.compile(r"^(?:cuda|nccl|rocm|python|anaconda3?|miniconda3?|miniforge3?|pytorch)(?:/.*)?$", re.IGNORECASE)
+
+_HEAD = """\
+# Settings of the jobs that are submitted from this folder. Written by `cluster-ddp init`; change them as you like.
+# Each key is an option of `cluster-ddp submit`, which overrides it. `cluster-ddp submit --show-config` shows them all.
+"""
+_TIME_S = 3600
 
 
 def parser() -> Parser:
@@ -64,8 +72,9 @@ def _init(asked: argparse.Namespace) -> int:
     if account is not None and account in known and account not in fit:
         others = f" It names {' and '.join(fit)}." if fit else ""
         print(f"warning: The partition {partition} does not name the account {account}.{others}", file=sys.stderr)
-    settings = first_cluster_toml.text(groups, partition=partition, account=account, accounts=known, modules=_modules())
-    _write(Path(FILE_NAME), settings)
+    chosen = [group for group in groups if group.partition == partition]
+    parts = (_partitions_text(groups, partition), _account_text(known, account), _size_text(chosen), _time_text(chosen))
+    _write(Path(FILE_NAME), "\n".join([_HEAD, *parts, _modules_text()]))
     print(f"Written: {FILE_NAME}")
     if script is not None and job_script is not None:
         _write(job_script, _job(script, partition, account))
@@ -136,17 +145,77 @@ def _accounts(partition: str | None) -> tuple[list[str], list[str]]:
     return known, known
 
 
-def _modules() -> list[str]:
+def _partitions_text(groups: Sequence[NodeGroup], partition: str | None) -> str:
+    lines = ["# The partitions of this cluster (sinfo):"] if groups else ["# sinfo shows the partitions of a cluster."]
+    for name, nodes in feasibility.by_partition(groups).items():
+        default = " (default)" if nodes[0].default else ""
+        kinds: dict[str, int] = {}
+        for group in nodes:  # equal nodes in different states are groups of their own
+            kinds[_kind(group)] = kinds.get(_kind(group), 0) + group.nodes
+        described = "; ".join(f"{counted(count, 'node')} with {kind}" for kind, count in kinds.items())
+        lines.append(f"#   {name}{default}: {described}; {_limit(nodes[0])}")
+    return "\n".join([*lines, _key("partition", partition, "gpu"), ""])
+
+
+def _kind(group: NodeGroup) -> str:
+    gpus = " and ".join(f"{count} {kind}" if kind else counted(count, "GPU") for kind, count in group.gpus.items())
+    return f"{gpus or 'no GPUs'}, {counted(group.cpus, 'CPU')}, {_mem(group.mem_mb)}"
+
+
+def _mem(mem_mb: int) -> str:
+    return f"{mem_mb // 1024}G of memory" if mem_mb >= 1024 else f"{mem_mb}M of memory"
+
+
+def _limit(group: NodeGroup) -> str:
+    return "no time limit" if group.time_limit_s is None else f"at most {normalized_time(f'0:0:{group.time_limit_s}')}"
+
+
+def _account_text(accounts: Sequence[str], account: str | None) -> str:
+    known = (
+        f"# Your accounts: {', '.join(accounts)}."
+        if accounts
+        else "# The account to charge, if your cluster asks for one."
+    )
+    return "\n".join([known, _key("account", account, "my_project"), ""])
+
+
+def _size_text(groups: Sequence[NodeGroup]) -> str:
+    """GPUs and CPUs. One GPU is the default of `submit`."""
+    best = max(groups, key=lambda group: group.gpus_of(None), default=None)
+    most = best.gpus_of(None) if best is not None else 0
+    lines = [f"# Ranks: one for each GPU. A node here has {most}." if most else "# Ranks: one for each GPU."]
+    lines.append(f"# gpus_per_node = {most or 4}")
+    if best is not None and len(best.gpus) > 1:
+        lines.append(f"# gpu_type = {json.dumps(next(iter(best.gpus)))}  # or {', '.join(list(best.gpus)[1:])}")
+    each = max(1, best.cpus // most) if best is not None and most else 4
+    lines.append(f"# cpus_per_task = {each}  # for each rank: threads, and processes that load data")
+    return "\n".join([*lines, ""])
+
+
+def _time_text(groups: Sequence[NodeGroup]) -> str:
+    limits = [group.time_limit_s for group in groups if group.time_limit_s is not None]
+    limit = f" The partition allows {normalized_time(f'0:0:{max(limits)}')}." if limits else ""
+    shortest_s = min([_TIME_S, *limits])
+    shortest = json.dumps(normalized_time(f"0:0:{shortest_s}"))
+    return f"# Time limit of a job. Shorter jobs start sooner.{limit}\ntime = {shortest}\n"
+
+
+def _key(name: str, value: str | None, example: str) -> str:
+    return f"# {name} = {json.dumps(example)}" if value is None else f"{name} = {json.dumps(value)}"
+
+
+def _modules_text() -> str:
     """Environment modules that a training may need; at most three."""
+    said, names = "# Environment modules that each job loads; `module avail` shows them.", ["cuda/12.8"]
     listing = "type module >/dev/null 2>&1 && module -t avail 2>&1"
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         with named_if_slow("module avail to answer"):
             command = ["bash", "-lc", listing]
             done = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    names = [line.strip().removesuffix("(default)") for line in done.stdout.splitlines()]
-    return [name for name in names if _MODULES.match(name) and not name.endswith("/")][:3]  # Lmod lists folders, too
+        found = [line.strip().removesuffix("(default)") for line in done.stdout.splitlines()]
+        # Lmod lists folders, too.
+        names = [name for name in found if _MODULES.match(name) and not name.endswith("/")][:3] or names
+    return f"{said}\n# modules = [{', '.join(map(json.dumps, names))}]\n"
 
 
 def _write(path: Path, text: str) -> None:

@@ -20,7 +20,7 @@ from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.logs import PLAIN, LogReader
 from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.protocol import ASIDE, File
-from cluster_ddp.remote import verbs
+from cluster_ddp.remote import run_there
 from cluster_ddp.submission.job import Job
 
 PROGRAM = "cluster-ddp logs"
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     with exit_on_error(PROGRAM):
         arguments = parser().parse_args(words)
-        if (elsewhere := verbs.run_there("logs", words)) is not None:
+        if (elsewhere := run_there("logs", words)) is not None:
             return elsewhere
         job = of_run(_record(arguments.job, arguments.runs_dir), to_read=not arguments.follow)
         names, fit = _names(job, arguments), str if arguments.raw else printable_line

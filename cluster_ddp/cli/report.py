@@ -22,7 +22,7 @@ from cluster_ddp.jobs.report import array_tasks, cost, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import Report, report
 from cluster_ddp.jobs.status import run_statuses
-from cluster_ddp.remote import verbs
+from cluster_ddp.remote import run_there
 
 PROGRAM = "cluster-ddp report"
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found_there = "the page would be written there, not here."
             hint = "fetch the runs, then report them here: cluster-ddp fetch --on HOST"
             raise SpecError(f"Writing {arguments.html} of runs on {arguments.on}:", found_there, hint)
-        if (elsewhere := verbs.run_there("report", words)) is not None:
+        if (elsewhere := run_there("report", words)) is not None:
             return elsewhere
         if (folder := _folder(arguments)) is not None:
             runs = cost.of_folder(folder, arguments.since)

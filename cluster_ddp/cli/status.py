@@ -21,7 +21,7 @@ from cluster_ddp.errors import aligned, counted, exit_on_error, printable
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.protocol import ENDS
-from cluster_ddp.remote import verbs
+from cluster_ddp.remote import run_there
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 from cluster_ddp.submission import run_dirs
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     with exit_on_error(PROGRAM):
         arguments = parser().parse_args(words)
-        if (elsewhere := verbs.run_there("status", words)) is not None:
+        if (elsewhere := run_there("status", words)) is not None:
             return elsewhere
         if arguments.watch:
             return _watch(arguments)

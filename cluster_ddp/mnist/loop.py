@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import cluster_ddp
 from cluster_ddp.mnist import data, idx_files
-from cluster_ddp.mnist.recipes import Recipe, chosen, identity
+from cluster_ddp.mnist.model import Recipe, chosen, identity
 from cluster_ddp.mnist.step import Step
 from cluster_ddp.train_options import TrainConfig, TrainResult
 
@@ -75,7 +75,7 @@ class Training:
         """Train the rest of an epoch (from 1). Each log line has the mean loss over all ranks since the last line."""
         shard, step = self.train_shard, self.step
         step.model.train()
-        start_s, seen_before, waited_s = time.perf_counter(), shard.seen, 0.0
+        since_log = _Window(shard)
         with cluster_ddp.Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
             for images, labels in shard:
                 loss = step.backward(images, labels, shard)
@@ -86,13 +86,7 @@ class Training:
                     step.update(epoch - 1 + step.progress)
                     self.loss_meter.add(loss, step.samples)
                 if number % self.config.log_interval == 0 or shard.seen == shard.size:
-                    self.finite.look()
-                    mean_loss, taken_s = self.loss_meter.mean(), time.perf_counter() - start_s
-                    waiting = round((shard.waited_s - waited_s) / taken_s, 4)
-                    speed = {"samples_per_s": round((shard.seen - seen_before) / taken_s, 1)}
-                    self._log(epoch, mean_loss, {**speed, "waiting_for_data": waiting}, progress)
-                    start_s, seen_before, waited_s = start_s + taken_s, shard.seen, shard.waited_s
-                    self.loss_meter.reset()
+                    self._log(epoch, number, since_log, progress)
                 self.checkpoint.step()
                 if self.config.dry_run:
                     break
@@ -111,14 +105,37 @@ class Training:
             self.run_dir.save("mnist_cnn.pt", self.step.model.module.state_dict())
         return TrainResult(run_dir=self.run_dir.path, **self.measured)
 
-    def _log(self, epoch: int, loss: float | None, speed: dict[str, float], progress: cluster_ddp.Progress) -> None:
-        seen, size, step = self.train_shard.seen, self.train_shard.size, self.train_shard.step // self.config.accumulate
+    def _log(self, epoch: int, number: int, since_log: _Window, progress: cluster_ddp.Progress) -> None:
+        """Write and show the figures since the last log line, after so many updates."""
+        self.finite.look()
+        loss = self.loss_meter.mean()
+        self.loss_meter.reset()
+        seen, size, speed = self.train_shard.seen, self.train_shard.size, since_log.restart()
         known = {} if loss is None else {"loss": loss}
         lr = float(self.step.optimizer.param_groups[0]["lr"])
-        self.run_dir.log("train", {"epoch": epoch, "step": step, "samples": seen, **known, "lr": lr, **speed})
+        self.run_dir.log("train", {"epoch": epoch, "step": number, "samples": seen, **known, "lr": lr, **speed})
         self.measured["samples_per_s"] = speed["samples_per_s"]
         shown = "none finite" if loss is None else f"{loss:.6f}"
         progress.update(seen, f"Train Epoch: {epoch} [{seen}/{size} ({100 * seen / size:.0f}%)]\tLoss: {shown}")
+
+
+class _Window:
+    """The speed since the last log line."""
+
+    def __init__(self, shard: cluster_ddp.Shard) -> None:
+        self._shard = shard
+        self._start_s, self._seen, self._waited_s = time.perf_counter(), shard.seen, 0.0
+
+    def restart(self) -> dict[str, float]:
+        """Return samples per second, and the part of the time that was spent waiting for data. Begin anew."""
+        now_s, seen, waited_s = time.perf_counter(), self._shard.seen, self._shard.waited_s
+        taken_s = now_s - self._start_s
+        speed = {
+            "samples_per_s": round((seen - self._seen) / taken_s, 1),
+            "waiting_for_data": round((waited_s - self._waited_s) / taken_s, 4),
+        }
+        self._start_s, self._seen, self._waited_s = now_s, seen, waited_s
+        return speed
 
 
 def tested(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from cluster_ddp.agent.array_values import ARRAY_TASK
 from cluster_ddp.agent.python_command import ASSIGNMENT, SHELLS, is_interpreter, program_words, target
 from cluster_ddp.errors import SpecError, counted, nearest
-from cluster_ddp.submission.checks.performance_warnings import Advice
+from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
 
 CODE = "nested"
@@ -38,27 +38,19 @@ _RUN_ANOTHER = (
 _STARTS_RANKS = "starts ranks itself. Each of the {} ranks of this job would start them again."
 _ASKS_FOR_TASKS = "asks Slurm for tasks. The job starts this command in each of its tasks already."
 _ASKS_FOR_A_JOB = "asks for a job of its own, so this job would only submit another."
-# A program, with its verb, or a module behind `python -m` -> what it does in a job, and the option to use instead.
+_WITHOUT = "-- {}, without {{}} and its options"
+_AS_TORCHRUN = _STARTS_RANKS, f"--launcher torchrun {_WITHOUT.format('python SCRIPT …')}"
+_AS_PYTHON = _STARTS_RANKS, _WITHOUT.format("python SCRIPT …")
+# A program, with its verb, or a module behind `python -m` -> what it does in a job, and what to submit instead.
 _LAUNCHERS: Mapping[str, tuple[str, str]] = {
-    "torchrun": (_STARTS_RANKS, "--launcher torchrun "),
-    "torch.distributed.run": (_STARTS_RANKS, "--launcher torchrun "),
-    "torch.distributed.launch": (_STARTS_RANKS, "--launcher torchrun "),
-    "accelerate launch": (_STARTS_RANKS, "--launcher torchrun "),
-    "accelerate.commands.launch": (_STARTS_RANKS, "--launcher torchrun "),
-    "deepspeed": (_STARTS_RANKS, ""),
-    "deepspeed.launcher.runner": (_STARTS_RANKS, ""),
-    "horovodrun": (_STARTS_RANKS, ""),
-    "mpirun": (_STARTS_RANKS, ""),
-    "mpiexec": (_STARTS_RANKS, ""),
-    "srun": (_ASKS_FOR_TASKS, ""),
-    "sbatch": (_ASKS_FOR_A_JOB, ""),
-    "salloc": (_ASKS_FOR_A_JOB, ""),
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), _AS_TORCHRUN),
+    **dict.fromkeys(("accelerate launch", "accelerate.commands.launch"), _AS_TORCHRUN),
+    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), _AS_PYTHON),
+    **dict.fromkeys(("horovodrun", "mpirun", "mpiexec"), (_STARTS_RANKS, _WITHOUT.format("COMMAND"))),
+    "srun": (_ASKS_FOR_TASKS, _WITHOUT.format("COMMAND")),
+    **dict.fromkeys(("sbatch", "salloc"), (_ASKS_FOR_A_JOB, "run {} without cluster-ddp")),
 }
 _FIRST_WORDS = {key.split()[0] for key in (*_LAUNCHERS, *_RUN_ANOTHER)}
-# A launcher in the text of a command: with the Python that runs it, its options, and the Python that it runs.
-_PYTHON = r"(?<![^\s'])[^\s=']*python[\d.]*\s[^;&|]*?"
-_SCRIPT = r"(?='[^']+\.py'|\S+\.py\b|(?<!\S)-m\s)"
-_LAUNCHER = rf"(?:{_PYTHON}|-m\s)?[^\s']*{{}}\s(?P<options>.*?)(?P<python>{_PYTHON})?{_SCRIPT}"
 _NUMBER_OF_RANKS = r"(?<!\S)(?:--nproc[-_]per[-_]node|--num[-_]processes|--num_gpus|--ntasks|-np?|--np)[= ](\d+)(?!\S)"
 
 
@@ -80,7 +72,7 @@ class Nested(NamedTuple):
     found: str
     """What it does, as a sentence."""
     instead: str
-    """The options and the command that are meant; or, if it asks Slurm for a job, where to run it."""
+    """The options and the command that are meant."""
     ranks: int = 0
     """How many ranks it is told to start; 0 if that is not said."""
 
@@ -89,7 +81,7 @@ def check_launcher(spec: JobSpec) -> None:
     """Refuse a command that starts ranks itself. One task may start one a GPU, but not by Slurm's commands.
 
     Raises:
-        SpecError: the command does. The hint has the command without its launcher, if that names a script.
+        SpecError: the command does. The hint says what to submit instead.
     """
     nested = nested_launcher(spec.command, tasks=spec.nodes * spec.ranks_per_node, gpus=spec.gpus_per_node)
     if nested is not None:
@@ -103,24 +95,15 @@ def nested_launcher(command: Sequence[str], *, tasks: int, gpus: int | None) -> 
     launcher = _launcher(command)
     if launcher is None:
         return None
-    name, text = launcher.split()[0], shlex.join(command).replace("\\\n", " ")
-    does, option = _LAUNCHERS[launcher]
-    if does == _ASKS_FOR_A_JOB:
-        return Nested(f"{name} {does}", f"run it without cluster-ddp: {shlex.join(command)}")
-    match = re.search(_LAUNCHER.format(re.escape(launcher)), text, re.DOTALL)
-    options = match["options"].strip() if match else text.partition(name)[2]
+    name, (does, instead) = launcher.split()[0], _LAUNCHERS[launcher]
+    options = re.split(r"\.py\b", " ".join(command).partition(name)[2])[0]
     number = re.search(_NUMBER_OF_RANKS, options)
     ranks = int(number[1]) if number else 0
     if does == _STARTS_RANKS and tasks == 1:
         if gpus is None or ranks <= gpus:
             return None
         does = f"starts {ranks} ranks, and this job has {counted(gpus, 'GPU')}."
-    meant = f"COMMAND (the one behind {name} and its options)"
-    if match:
-        before = text[: match.start()].replace("env -i ", "env ")  # which would clear RANK and WORLD_SIZE
-        meant = before + (match["python"] or "python ") + text[match.end() :]
-        meant += f" (without {name}'s {options})" if options else ""
-    return Nested(f"{name} {does.format(tasks)}", f"{option}-- {meant}", ranks)
+    return Nested(f"{name} {does.format(tasks)}", instead.format(name), ranks)
 
 
 def _launcher(words: Sequence[str]) -> str | None:

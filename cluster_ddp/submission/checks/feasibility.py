@@ -1,18 +1,19 @@
 """Check before the submission whether the cluster has what a job asks for.
 
 sbatch only says that the "requested node configuration is not available", or queues a job that never starts.
-An error means that the cluster surely can't run the job. If that depends on what sinfo doesn't tell, it is a warning.
+For each partition, `_lack` finds the first thing that it lacks. If all lack something, the job is refused, since the
+cluster surely can't run it. The hint is the job with each lack mended, one after the other, until it fits.
+What depends on things that sinfo doesn't tell, or on nodes that are down now, is a warning.
 """
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from cluster_ddp.errors import SlurmError, SpecError, counted, nearest, nearest_name
-from cluster_ddp.slurm.partitions import NodeGroup, access, accounts_of
+from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
+from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.validation import mebibytes, normalized_time, seconds
 
@@ -55,31 +56,6 @@ def check(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[str]:
     if all(lacks.values()):
         raise _error(spec, everywhere, {name: lack for name, lack in lacks.items() if lack})
     return _warnings(spec, {name: asked[name] for name, lack in lacks.items() if lack is None})
-
-
-def check_access(spec: JobSpec, partitions: Sequence[str], *, cluster: str | None) -> list[str]:
-    """Compare the account of a job, or the user's default account, with what each partition takes; one must take it.
-
-    sbatch takes such a job, and it waits forever, unless the site has set EnforcePartLimits (slurm.conf(5)).
-
-    Returns:
-        A warning if none takes it. It is no error: newer releases of Slurm also take accounts below those named.
-    """
-    try:
-        rules = [access(name, cluster=cluster) for name in partitions]
-        if not rules or any(not (rule.allowed or rule.denied) for rule in rules):
-            return []
-        mine = accounts_of(getpass.getuser())
-    except (SlurmError, KeyError, OSError):  # no answer, no accounting, or no name for this user
-        return []
-    account = spec.account or next(iter(mine), None)
-    if account is None or any(rule.names(account) for rule in rules):
-        return []
-    whose = account if spec.account else f"{account}, your default one,"
-    where = f"The partition {partitions[0]} does" if len(partitions) == 1 else f"The partitions {spec.partition} do"
-    fit = [name for name in mine if any(rule.names(name) for rule in rules)]
-    hint = f"Use --account {' or '.join(fit)}." if fit else "Ask the support which account may use it."
-    return [f"{where} not name the account {whose} among those that may use it: the job may wait forever. {hint}"]
 
 
 def asked_partitions(spec: JobSpec, groups: Sequence[NodeGroup]) -> Partitions:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cluster_ddp.agent.python_command import interpreter, interpreter_words, program_words, target
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.checks.performance_warnings import Advice
+from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.waiting_notice import named_if_slow
 

@@ -20,12 +20,11 @@ from cluster_ddp.submission.checks import (
     command_mistakes,
     feasibility,
     job_environment,
-    performance_warnings,
-    security_warnings,
-    submit_hosts,
+    job_warnings,
+    partition_rules,
     training_script,
 )
-from cluster_ddp.submission.checks.performance_warnings import Advice
+from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
@@ -47,8 +46,8 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     """
     on_slurm = isinstance(plan.scheduler, Slurm)
     run_dir, runs_dir = plan.run_dir, plan.runs_dir
-    warnings = job_environment.check(plan.spec) + security_warnings.of_secrets(plan.spec)
-    warnings += security_warnings.of_shared_runs(run_dir.parent if run_dir is not None else runs_dir)
+    warnings = job_environment.check(plan.spec) + job_warnings.of_secrets(plan.spec)
+    warnings += job_warnings.of_shared_runs(run_dir.parent if run_dir is not None else runs_dir)
     if plan.function is None:
         if command_mistakes.CODE not in accepted:
             command_mistakes.check_launcher(plan.spec)
@@ -64,7 +63,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         warnings.append(Advice("environment", text))
     if on_slurm:
         folders = [run_dir or runs_dir, Path.cwd()]
-        warnings += performance_warnings.advise(
+        warnings += job_warnings.advise(
             allocation.of(plan.spec), cluster.groups, folders=folders, requeue_default=cluster.requeue_default
         )
     return warnings
@@ -95,8 +94,8 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
         _check_array_size(allocation.of(spec), config)
         warnings = _check_cluster(spec, groups)
         asked = list(feasibility.asked_partitions(spec, groups))
-        submit_hosts.check(spec, asked, cluster=_cluster(spec))
-        warnings += feasibility.check_access(spec, asked, cluster=_cluster(spec))
+        partition_rules.check_hosts(spec, asked, cluster=_cluster(spec))
+        warnings += partition_rules.check_accounts(spec, asked, cluster=_cluster(spec))
     except SpecError as error:
         if must_run:
             raise

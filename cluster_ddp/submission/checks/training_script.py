@@ -20,7 +20,7 @@ from pathlib import Path
 from cluster_ddp.agent.python_command import is_python, program_words, target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import job_environment
-from cluster_ddp.submission.checks.performance_warnings import Advice
+from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
 
 # Prints nothing for a text that compiles. Compiling runs and imports nothing of it.

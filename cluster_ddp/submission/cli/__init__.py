@@ -4,8 +4,6 @@ submit_command      a submission by command line: from the words to a plan, with
 options             an option for each field of JobSpec, and those of the submission itself
 option_mistakes     options that were probably meant otherwise, such as those of sbatch
 activated_env       the environment that is activated in the shell, if it is not cluster-ddp's own
-settings_files      cluster.toml, the project's and the user's, with their profiles
+settings_files      cluster.toml, the project's and the user's, with their profiles; who else could have written it
 settings_keys       their keys: types, and what each value is as a field of a job
-settings_trust      whether others could have written a cluster.toml: then it is refused until it is accepted
-first_cluster_toml  the one that `cluster-ddp init` writes
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.agent.python_command import program_words
-from cluster_ddp.submission.checks.performance_warnings import Advice
+from cluster_ddp.submission.checks.job_warnings import Advice
 
 _NAMED = ("venv", "conda_env", "container", "container_image")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster_ddp.argument_parser import value_at
 from cluster_ddp.errors import SpecError, counted
-from cluster_ddp.submission.checks.performance_warnings import Advice
+from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.validation import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS, meant_value
 

@@ -3,25 +3,34 @@
 Two files are read if they exist: the project's `cluster.toml`, the nearest in the working folder or its parents, and
 the user's `$XDG_CONFIG_HOME/cluster_ddp/cluster.toml` (~/.config if that is unset). Keys at the top level apply to
 every job; those of a table `[NAME]` apply with `--profile NAME`. Later ones win: the user's top level, the project's
-top level, the user's `[NAME]`, the project's `[NAME]`, the command line. examples/profiles has examples. A file that
-others could have written is refused until it is accepted (`settings_trust`).
+top level, the user's `[NAME]`, the project's `[NAME]`, the command line. examples/profiles has examples.
+
+Setup lines run as us: a file that others could have written must be accepted. In a folder that a group shares, that is
+normal. So `--accept cluster-toml` notes the content's hash in a file of the user's, ~/.config/cluster_ddp/accepted:
+that content is then read without a question, wherever it is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.errors import ProfileError, nearest
-from cluster_ddp.submission.cli import settings_keys, settings_trust
-from cluster_ddp.submission.cli.settings_trust import error as _error
+from cluster_ddp.files import make_dir, open_own
+from cluster_ddp.ownership import others, refuse_others
+from cluster_ddp.submission.cli import settings_keys
+from cluster_ddp.submission.cli.settings_keys import error
 from cluster_ddp.submission.spec_rules import ALTERNATIVES
 
 FILE_NAME = "cluster.toml"
+CODE = "cluster-toml"
+"""The code that accepts a file that others could have written: --accept cluster-toml."""
 
 
 class Settings(NamedTuple):
@@ -48,11 +57,12 @@ def load(profile: str | None, *, folder: Path, env: Mapping[str, str], accept: b
     Raises:
         ProfileError: a file can't be read, or has an error in any of its tables; there is no such profile; others could
             have written a file, and it was never accepted.
+        RunDirError: others could have written the user's file with the hashes.
     """
     user, project = _user_path(env), _project_path(folder)
     accepted = user and user.with_name("accepted")
     there = [path for path in (user, project) if path is not None and os.path.lexists(path)]
-    files = {path: _read(path, settings_trust.read(path, accepted, accept=accept)) for path in there}
+    files = {path: _read(path, _content(path, accepted, accept=accept)) for path in there}
     layers = [(str(path), top) for path, (top, _) in files.items()]
     if profile is not None:
         chosen = [(f"{path} [{profile}]", tables[profile]) for path, (_, tables) in files.items() if profile in tables]
@@ -114,7 +124,7 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, dict[st
     for name in profiles:
         if name in settings_keys.kinds() or name in settings_keys.NO_SETTINGS:
             found = f"the table [{name}] has the name of a key, and a profile needs another name."
-            raise _error(str(path), found, f"rename [{name}]")
+            raise error(str(path), found, f"rename [{name}]")
     top = {key: settings_keys.value_of(str(path), key, raw) for key, raw in table.items() if key not in profiles}
     return settings_keys.renamed(top), {
         name: settings_keys.renamed(
@@ -124,6 +134,57 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, dict[st
     }
 
 
+def _content(path: Path, accepted: Path | None, *, accept: bool) -> bytes:
+    """The content of a settings file. `accepted` is the file with the hashes; `accept`: take the file as it is now.
+
+    Raises:
+        ProfileError: it can't be read; or others could have written it, and this content was never accepted.
+        RunDirError: others could have written the file with the hashes.
+    """
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+        found = _others_of(path, real)
+        if found and not real.is_file():
+            raise error(str(path), f"{found}, and is no regular file.", f"see what it is: ls -ld {_quoted(path)}")
+        content = real.read_bytes()
+        if found and not _is_accepted(content, accepted, accept=accept):
+            hint = (
+                f"read it: cat {_quoted(path)}; then submit with --accept {CODE} once, which holds until it changes; "
+                f"or copy it to a folder of your own; if it is yours alone: chmod go-w {_quoted(path)}"
+            )
+            raise error(str(path), f"{found}. Its settings and setup lines would run as you.", hint)
+    except OSError as failed:
+        raise error(str(path), f"{failed.strerror}.", f"see what it is: ls -ld {_quoted(path)}") from failed
+    return content
+
+
+def _others_of(*paths: Path) -> str:
+    """Who else could have written or replaced one of these, or its folder; empty if nobody could."""
+    entries = dict.fromkeys(entry for path in paths for entry in (path, path.parent))
+    return next((f"{entry} {found}" for entry in entries if (found := others(entry.lstat()))), "")
+
+
+def _is_accepted(content: bytes, accepted: Path | None, *, accept: bool) -> bool:
+    digest = hashlib.sha256(content).hexdigest()
+    if accepted is None:
+        return accept
+    if os.path.lexists(accepted):
+        refuse_others(accepted)
+        if digest in accepted.read_text().split():
+            return True
+    if accept:
+        if not accepted.parent.exists():
+            make_dir(accepted.parent, shared=False)
+        with open(open_own(accepted, os.O_WRONLY | os.O_CREAT | os.O_APPEND, shared=False), "w") as file:
+            file.write(f"{digest}\n")
+        refuse_others(accepted)
+    return accept
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
 def _parse(path: Path, content: bytes) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
@@ -131,12 +192,12 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
         import tomli as tomllib
     try:
         table: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))  # some editors write a byte order mark
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise _error(str(path), f"it is not UTF-8: {error.reason} in line {line}.", "save it as UTF-8") from error
-    except (ValueError, RecursionError) as error:
+    except UnicodeDecodeError as failed:
+        line = content.count(b"\n", 0, failed.start) + 1
+        raise error(str(path), f"it is not UTF-8: {failed.reason} in line {line}.", "save it as UTF-8") from failed
+    except (ValueError, RecursionError) as failed:
         hint = 'write keys as nodes = 2, partition = "gpu", modules = ["cuda/12.8"]'
-        raise _error(str(path), f"it is not TOML: {error}.", hint) from error
+        raise error(str(path), f"it is not TOML: {failed}.", hint) from failed
     return table
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster_ddp.errors import ProfileError, SpecError, nearest
-from cluster_ddp.submission.cli.settings_trust import error as _error
 from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
 from cluster_ddp.submission.spec_rules import node_counts
 
@@ -35,6 +34,11 @@ _LEGAL: Mapping[type, tuple[str, str]] = {
     str: ("a string", '"…"'),
     tuple: ("an array of strings", '["…", "…"]'),
 }
+
+
+def error(origin: str, found: str, hint: str) -> ProfileError:
+    """Return the error that a settings file has."""
+    return ProfileError(f"Reading the settings in {origin}:", found, hint)
 
 
 def legal_keys() -> tuple[str, ...]:
@@ -75,7 +79,7 @@ def kinds() -> dict[str, type]:
 def value_of(origin: str, key: str, raw: Any) -> Any:
     """The value as JobSpec takes it."""
     if isinstance(raw, dict):
-        raise _error(origin, f"{key!r} is a table in a profile; profiles hold keys only.", f"write [{key}] on its own")
+        raise error(origin, f"{key!r} is a table in a profile; profiles hold keys only.", f"write [{key}] on its own")
     if key not in kinds():
         raise _unknown_key(origin, key)
     kind = kinds()[key]
@@ -88,13 +92,13 @@ def value_of(origin: str, key: str, raw: Any) -> Any:
         value = tuple(raw)
     if type(value) is not kind:
         legal = _LEGAL[kind][0] + (" or an integer of minutes" if key == "time" else "")
-        raise _error(origin, f"{key} must be {legal}. It is {raw!r}.", f"write {_line(key, raw)}")
+        raise error(origin, f"{key} must be {legal}. It is {raw!r}.", f"write {_line(key, raw)}")
     if key not in SUBMISSION_KEYS:
         try:
             JobSpec(**{"name": "x", "command": ("true",), **_COMPANIONS.get(key, {}), **fields({key: value})})
-        except SpecError as error:
-            hint = f"change {key} in that file" if error.meant is None else f"write {_toml(key, error.meant)}"
-            raise _error(origin, f"{error.found} It is {raw!r}.", hint) from error
+        except SpecError as wrong:
+            hint = f"change {key} in that file" if wrong.meant is None else f"write {_toml(key, wrong.meant)}"
+            raise error(origin, f"{wrong.found} It is {raw!r}.", hint) from wrong
     return value
 
 
@@ -102,7 +106,7 @@ def _co2(origin: str, raw: Any) -> float:
     """Grams of CO2 for a kWh. Reports use it, which know no profile."""
     if origin.endswith("]") or type(raw) not in (int, float) or not 0 <= raw <= 10_000:
         found = f"co2_g_per_kwh must be a number of 0 to 10000, outside of profiles. It is {raw!r}."
-        raise _error(origin, found, "write co2_g_per_kwh = 230 above the first [NAME]")
+        raise error(origin, found, "write co2_g_per_kwh = 230 above the first [NAME]")
     return float(raw)
 
 
@@ -124,6 +128,6 @@ def _line(key: str, raw: Any) -> str:
 
 def _unknown_key(origin: str, key: str) -> ProfileError:
     if key in NO_SETTINGS:
-        return _error(origin, f"{key} belongs to one job, so it can't be a setting.", "give it on the command line")
+        return error(origin, f"{key} belongs to one job, so it can't be a setting.", "give it on the command line")
     found = f"there is no key {key!r}.{nearest(key.replace('-', '_').lower(), legal_keys())}"
-    return _error(origin, found, f"the keys are {', '.join(legal_keys())}; a profile is a table, [NAME]")
+    return error(origin, found, f"the keys are {', '.join(legal_keys())}; a profile is a table, [NAME]")

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
-from cluster_ddp.submission.checks import command_mistakes, preflight, submit_hosts
-from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
+from cluster_ddp.submission.checks import command_mistakes, partition_rules, preflight
+from cluster_ddp.submission.checks.job_warnings import CODES, OTHER_CODES, Advice
 from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_files, settings_keys
-from cluster_ddp.submission.cli.settings_trust import CODE as TRUST_CODE
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -104,7 +103,7 @@ class _Asked(NamedTuple):
         if command is not None:
             options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
         given = settings_keys.renamed({key: value for key, value in vars(parsed).items() if value is not None})
-        accept = TRUST_CODE in (parsed.accept or ())
+        accept = settings_files.CODE in (parsed.accept or ())
         settings = settings_files.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
         earlier = None
         if parsed.resume is not None:
@@ -195,7 +194,7 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     if (active := asked.activated) is not None and not active.why_not:
         job[active.setting] = active.path
     spec = JobSpec(**{"name": work.name, **job, "command": work.command})
-    submit_hosts.check_settings(spec, values, asked.settings.origins)
+    partition_rules.check_settings(spec, values, asked.settings.origins)
     if work.reference_options is not None:
         grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
         _refuse_unfit(spec, reference, work.reference_options)

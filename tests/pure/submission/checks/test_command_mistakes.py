@@ -10,11 +10,9 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import command_mistakes
 from cluster_ddp.submission.spec import JobSpec
 
-TORCHRUN = "--launcher torchrun --"
-
-
-def leaving(options: str, launcher: str = "torchrun") -> str:
-    return f" (without {launcher}'s {options})"
+PYTHON = "-- python SCRIPT …, without {} and its options"
+TORCHRUN = f"--launcher torchrun {PYTHON}"
+COMMAND = "-- COMMAND, without {} and its options"
 
 
 def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
@@ -29,58 +27,42 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
 @pytest.mark.parametrize(
     ("command", "launcher", "instead"),
     [
-        (
-            "torchrun --nproc-per-node 2 t.py --lr 1",
-            "torchrun",
-            f"{TORCHRUN} python t.py --lr 1{leaving('--nproc-per-node 2')}",
-        ),
-        (
-            "/opt/bin/torchrun --standalone -m my.fit x",
-            "torchrun",
-            f"{TORCHRUN} python -m my.fit x{leaving('--standalone')}",
-        ),
-        ("python -m torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
-        ("python3.12 -m torch.distributed.launch t.py", "torch.distributed.launch", f"{TORCHRUN} python t.py"),
-        (
-            "env A=1 accelerate launch --num_processes 4 t.py",
-            "accelerate",
-            f"{TORCHRUN} env A=1 python t.py{leaving('--num_processes 4', 'accelerate')}",
-        ),
-        ("python -mtorch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
-        ("python -um torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
-        ("python -X importtime /opt/bin/torchrun t.py", "torchrun", f"{TORCHRUN} python t.py"),
-        ("env -u X torchrun t.py", "torchrun", f"{TORCHRUN} env -u X python t.py"),
-        ("env -i A=1 torchrun t.py", "torchrun", f"{TORCHRUN} env A=1 python t.py"),
-        ("time torchrun t.py", "torchrun", f"{TORCHRUN} time python t.py"),
-        ("nohup nice -n 5 torchrun t.py", "torchrun", f"{TORCHRUN} nohup nice -n 5 python t.py"),
-        ("uv run --with rich torchrun t.py", "torchrun", f"{TORCHRUN} uv run --with rich python t.py"),
-        ("uv run -m torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} uv run python t.py"),
-        ("poetry run accelerate launch t.py", "accelerate", f"{TORCHRUN} poetry run python t.py"),
-        ("conda run -n mine torchrun t.py", "torchrun", f"{TORCHRUN} conda run -n mine python t.py"),
-        ("bash -c 'torchrun t.py --lr 1'", "torchrun", f"{TORCHRUN} bash -c 'python t.py --lr 1'"),
-        ("bash -lc 'A=1 torchrun t.py'", "torchrun", f"{TORCHRUN} bash -lc 'A=1 python t.py'"),
-        ("bash -c 'exec torchrun t.py 2>&1'", "torchrun", f"{TORCHRUN} bash -c 'exec python t.py 2>&1'"),
-        ("bash -c 'torchrun t.py --dir $X'", "torchrun", f"{TORCHRUN} bash -c 'python t.py --dir $X'"),
-        ("bash -c 'cd d && torchrun t.py'", "torchrun", f"{TORCHRUN} bash -c 'cd d && python t.py'"),
-        (
-            "bash -c 'cd d  # there\ntorchrun \\\n  t.py'",
-            "torchrun",
-            f"{TORCHRUN} bash -c 'cd d  # there\npython t.py'",
-        ),
-        ("python -u -m accelerate.commands.launch t.py", "accelerate.commands.launch", f"{TORCHRUN} python t.py"),
-        ("deepspeed t.py --deepspeed", "deepspeed", "-- python t.py --deepspeed"),
-        ("mpirun -np 4 python t.py", "mpirun", f"-- python t.py{leaving('-np 4', 'mpirun')}"),
-        ("srun python3 -u t.py", "srun", "-- python3 -u t.py"),
-        ("srun -n 2 hostname", "srun", "-- COMMAND (the one behind srun and its options)"),
-        ("srun python t.py", "srun", "-- python t.py"),
+        ("torchrun --nproc-per-node 2 t.py --lr 1", "torchrun", TORCHRUN),
+        ("/opt/bin/torchrun --standalone -m my.fit x", "torchrun", TORCHRUN),
+        ("python -m torch.distributed.run t.py", "torch.distributed.run", TORCHRUN),
+        ("python3.12 -m torch.distributed.launch t.py", "torch.distributed.launch", TORCHRUN),
+        ("env A=1 accelerate launch --num_processes 4 t.py", "accelerate", TORCHRUN),
+        ("python -mtorch.distributed.run t.py", "torch.distributed.run", TORCHRUN),
+        ("python -um torch.distributed.run t.py", "torch.distributed.run", TORCHRUN),
+        ("python -X importtime /opt/bin/torchrun t.py", "torchrun", TORCHRUN),
+        ("env -u X torchrun t.py", "torchrun", TORCHRUN),
+        ("env -i A=1 torchrun t.py", "torchrun", TORCHRUN),
+        ("time torchrun t.py", "torchrun", TORCHRUN),
+        ("nohup nice -n 5 torchrun t.py", "torchrun", TORCHRUN),
+        ("uv run --with rich torchrun t.py", "torchrun", TORCHRUN),
+        ("uv run -m torch.distributed.run t.py", "torch.distributed.run", TORCHRUN),
+        ("poetry run accelerate launch t.py", "accelerate", TORCHRUN),
+        ("conda run -n mine torchrun t.py", "torchrun", TORCHRUN),
+        ("bash -c 'torchrun t.py --lr 1'", "torchrun", TORCHRUN),
+        ("bash -lc 'A=1 torchrun t.py'", "torchrun", TORCHRUN),
+        ("bash -c 'exec torchrun t.py 2>&1'", "torchrun", TORCHRUN),
+        ("bash -c 'torchrun t.py --dir $X'", "torchrun", TORCHRUN),
+        ("bash -c 'cd d && torchrun t.py'", "torchrun", TORCHRUN),
+        ("bash -c 'cd d  # there\ntorchrun \\\n  t.py'", "torchrun", TORCHRUN),
+        ("python -u -m accelerate.commands.launch t.py", "accelerate.commands.launch", TORCHRUN),
+        ("deepspeed t.py --deepspeed", "deepspeed", PYTHON),
+        ("mpirun -np 4 python t.py", "mpirun", COMMAND),
+        ("srun python3 -u t.py", "srun", COMMAND),
+        ("srun -n 2 hostname", "srun", COMMAND),
+        ("srun python t.py", "srun", COMMAND),
     ],
 )
-def test_a_nested_launcher_is_refused_with_the_command_that_is_meant(command: str, launcher: str, instead: str) -> None:
+def test_a_nested_launcher_is_refused_with_a_cure(command: str, launcher: str, instead: str) -> None:
     error = refusal(command)
     assert error is not None
     assert error.asked == f"Submitting {command}:"
     assert error.found.startswith(launcher)
-    assert error.hint == f"{instead}; to submit it anyway: --accept nested"
+    assert error.hint == f"{instead.format(launcher)}; to submit it anyway: --accept nested"
 
 
 @pytest.mark.parametrize(

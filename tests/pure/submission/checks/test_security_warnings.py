@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from strangers import STRANGER, as_stranger, folder_of_all, needs_a_stranger
 
-from cluster_ddp.submission.checks.security_warnings import of_shared_runs
+from cluster_ddp.submission.checks.job_warnings import of_shared_runs
 
 
 @needs_a_stranger

@@ -20,8 +20,8 @@ from cluster_ddp.__main__ import VERBS, main, module_of
 from cluster_ddp.argument_parser import field_texts
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import command_mistakes
-from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES
-from cluster_ddp.submission.cli import settings_trust
+from cluster_ddp.submission.checks.job_warnings import CODES, OTHER_CODES
+from cluster_ddp.submission.cli import settings_files
 from cluster_ddp.train_options import TrainConfig
 
 __all__ = ["fake_slurm"]
@@ -46,6 +46,8 @@ ALL_CODES = (*CODES, *OTHER_CODES)
 NO_OPTION = "there is no such option."
 NO_VENV = "there is no bin/activate in it."
 NO_SCRIPT = "it names no script, and a job has no terminal to read commands from."
+ANYWAY = "to submit it anyway: --accept nested"
+TORCHRUN = "--launcher torchrun -- python SCRIPT …, without {} and its options"
 RELATIVE = "paths are relative to where you submit"
 NAMES = "--partition gpu"
 PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
@@ -384,73 +386,70 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
         "Submitting torchrun --nproc-per-node 2 t.py",
         "torchrun starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "--launcher torchrun -- python t.py (without torchrun's --nproc-per-node 2); "
-        "to submit it anyway: --accept nested",
+        f"{TORCHRUN.format('torchrun')}; {ANYWAY}",
     ),
     (
         "-- srun python t.py",
         "Submitting srun python t.py",
         "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
-        "-- python t.py; to submit it anyway: --accept nested",
+        f"-- COMMAND, without srun and its options; {ANYWAY}",
     ),
     (
         "-- srun --ntasks 2 ls -l",
         "Submitting srun --ntasks 2 ls -l",
         "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
-        "--gpus-per-node 2 -- COMMAND (the one behind srun and its options); to submit it anyway: --accept nested",
+        f"--gpus-per-node 2 -- COMMAND, without srun and its options; {ANYWAY}",
     ),
     (
         "-- sbatch job.sh",
         "Submitting sbatch job.sh",
         "sbatch asks for a job of its own, so this job would only submit another.",
-        "run it without cluster-ddp: sbatch job.sh; to submit it anyway: --accept nested",
+        f"run sbatch without cluster-ddp; {ANYWAY}",
     ),
     (
         "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "Submitting accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "accelerate starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --num_processes 2 --mixed_precision bf16); "
-        "to submit it anyway: --accept nested",
+        f"{TORCHRUN.format('accelerate')}; {ANYWAY}",
     ),
     *(
         (
             f"--gpus-per-node 2 -- {typed}",
             f"Submitting {typed}",
             f"{launcher} starts ranks itself. Each of the 2 ranks of this job would start them again.",
-            f"--launcher torchrun -- {meant}; to submit it anyway: --accept nested",
+            f"{TORCHRUN.format(launcher)}; {ANYWAY}",
         )
-        for typed, launcher, meant in (
-            ("python -m torch.distributed.run t.py", "torch.distributed.run", "python t.py"),
-            ("python -mtorch.distributed.run t.py", "torch.distributed.run", "python t.py"),
-            ("python /opt/bin/torchrun t.py", "torchrun", "python t.py"),
-            ("env -u X torchrun t.py", "torchrun", "env -u X python t.py"),
-            ("env -i torchrun t.py", "torchrun", "env python t.py"),
-            ("time torchrun t.py", "torchrun", "time python t.py"),
-            ("nohup torchrun t.py", "torchrun", "nohup python t.py"),
-            ("uv run torchrun t.py", "torchrun", "uv run python t.py"),
-            ("bash -c 'torchrun t.py'", "torchrun", "bash -c 'python t.py'"),
-            ("bash -c 'cd d; torchrun t.py'", "torchrun", "bash -c 'cd d; python t.py'"),
-            ("time bash -c 'cd d && A=1 torchrun t.py >$X'", "torchrun", "time bash -c 'cd d && A=1 python t.py >$X'"),
+        for typed, launcher in (
+            ("python -m torch.distributed.run t.py", "torch.distributed.run"),
+            ("python -mtorch.distributed.run t.py", "torch.distributed.run"),
+            ("python /opt/bin/torchrun t.py", "torchrun"),
+            ("env -u X torchrun t.py", "torchrun"),
+            ("env -i torchrun t.py", "torchrun"),
+            ("time torchrun t.py", "torchrun"),
+            ("nohup torchrun t.py", "torchrun"),
+            ("uv run torchrun t.py", "torchrun"),
+            ("bash -c 'torchrun t.py'", "torchrun"),
+            ("bash -c 'cd d; torchrun t.py'", "torchrun"),
+            ("time bash -c 'cd d && A=1 torchrun t.py >$X'", "torchrun"),
         )
     ),
     (
         "--gpus-per-node 2 -- deepspeed t.py",
         "Submitting deepspeed t.py",
         "deepspeed starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "-- python t.py; to submit it anyway: --accept nested",
+        f"-- python SCRIPT …, without deepspeed and its options; {ANYWAY}",
     ),
     (
         "--gpus-per-node 2 -- mpirun -np 2 python t.py",
         "Submitting mpirun -np 2 python t.py",
         "mpirun starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "-- python t.py (without mpirun's -np 2); to submit it anyway: --accept nested",
+        f"-- COMMAND, without mpirun and its options; {ANYWAY}",
     ),
     (
         "-- torchrun --nproc-per-node 4 t.py",
         "Submitting torchrun --nproc-per-node 4 t.py",
         "torchrun starts 4 ranks, and this job has 1 GPU.",
-        "--gpus-per-node 4 --launcher torchrun -- python t.py (without torchrun's --nproc-per-node 4); "
-        "to submit it anyway: --accept nested",
+        f"--gpus-per-node 4 {TORCHRUN.format('torchrun')}; {ANYWAY}",
     ),
     # What the cluster lacks
     ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),
@@ -692,7 +691,7 @@ def test_the_codes_are_those_of_all_warnings() -> None:
     """--accept refuses others."""
     package = Path(cluster_ddp.__file__).parent / "submission"
     found = {code for path in package.rglob("*.py") for code in re.findall(r'Advice\(\s*"([\w-]+)"', path.read_text())}
-    assert sorted({*found, command_mistakes.CODE, settings_trust.CODE}) == sorted(OTHER_CODES)
+    assert sorted({*found, command_mistakes.CODE, settings_files.CODE}) == sorted(OTHER_CODES)
 
 
 NO_SLURM = """echo 'sinfo: error: fetch_config: DNS SRV lookup failed' >&2

@@ -7,7 +7,7 @@ import re
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.submission.checks.feasibility import check_access
+from cluster_ddp.submission.checks.partition_rules import check_accounts
 from cluster_ddp.submission.spec import JobSpec
 
 __all__ = ["fake_slurm"]
@@ -37,7 +37,7 @@ def test_the_account_and_the_partitions_rule(
     fake_slurm: FakeSlurm, rule: str, account: str | None, warned: str | None
 ) -> None:
     answer(fake_slurm, rule)
-    found = check_access(JobSpec(name="x", partition="gpu", account=account), ["gpu"], cluster=None)
+    found = check_accounts(JobSpec(name="x", partition="gpu", account=account), ["gpu"], cluster=None)
     assert len(found) == (warned is not None)
     if warned is not None:
         assert found[0].startswith("The partition gpu does not name the account")
@@ -48,15 +48,15 @@ def test_the_account_and_the_partitions_rule(
 @pytest.mark.parametrize("mine", ["exit 1", "true"])
 def test_without_accounting_nothing_is_said(fake_slurm: FakeSlurm, mine: str) -> None:
     answer(fake_slurm, "AllowAccounts=bio", mine=mine)
-    assert check_access(JobSpec(name="x", partition="gpu"), ["gpu"], cluster=None) == []
-    assert check_access(JobSpec(name="x"), [], cluster=None) == []
+    assert check_accounts(JobSpec(name="x", partition="gpu"), ["gpu"], cluster=None) == []
+    assert check_accounts(JobSpec(name="x"), [], cluster=None) == []
 
 
 def test_one_of_several_partitions_is_enough(fake_slurm: FakeSlurm) -> None:
     answer(fake_slurm, "")
     fake_slurm.command("scontrol", '[[ $* == *one ]] && echo "AllowAccounts=bio" || echo "AllowAccounts=physics"')
-    assert check_access(JobSpec(name="x", partition="one,two"), ["one", "two"], cluster=None) == []
+    assert check_accounts(JobSpec(name="x", partition="one,two"), ["one", "two"], cluster=None) == []
     assert (
         "The partitions one,one do not"
-        in check_access(JobSpec(name="x", partition="one,one"), ["one", "one"], cluster=None)[0]
+        in check_accounts(JobSpec(name="x", partition="one,one"), ["one", "one"], cluster=None)[0]
     )

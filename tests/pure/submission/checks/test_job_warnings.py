@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster_ddp.slurm.partitions import NodeGroup
-from cluster_ddp.submission.checks.performance_warnings import CODES, advise
+from cluster_ddp.submission.checks.job_warnings import CODES, advise
 from cluster_ddp.submission.spec import JobSpec
 
 
