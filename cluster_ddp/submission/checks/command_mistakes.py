@@ -96,7 +96,7 @@ def nested_launcher(command: Sequence[str], *, tasks: int, gpus: int | None) -> 
     if launcher is None:
         return None
     name, (does, instead) = launcher.split()[0], _LAUNCHERS[launcher]
-    options = re.split(r"\.py\b", " ".join(command).partition(name)[2])[0]
+    options = re.split(r"\.py\b|\s-m\s", " ".join(command).partition(name)[2])[0]  # up to its script or module
     number = re.search(_NUMBER_OF_RANKS, options)
     ranks = int(number[1]) if number else 0
     if does == _STARTS_RANKS and tasks == 1:

@@ -101,6 +101,7 @@ def test_one_task_may_start_ranks_but_not_by_slurm() -> None:
     assert refusal("torchrun --nproc-per-node 4 t.py", nodes=1, gpus_per_node=4, gpus_per_task=4) is None
     assert refusal("torchrun --nproc-per-node gpu t.py", nodes=1) is None
     assert refusal("torchrun --standalone t.py --np 4", nodes=1) is None
+    assert refusal("torchrun --standalone -m my.fit --np 4", nodes=1) is None
     error = refusal("srun python t.py", nodes=1)
     assert error is not None
     assert error.found == "srun asks Slurm for tasks. The job starts this command in each of its tasks already."
