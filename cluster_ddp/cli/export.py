@@ -35,12 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, write the output, say where it comes from. Returns the exit status."""
     with exit_on_error(PROGRAM):
         asked = parser().parse_args(argv)
-        from cluster_ddp.runtime.checkpoint.export import dcp_folder, weights_file
+        from cluster_ddp.runtime.checkpoint.export import export
 
-        if asked.dcp:
-            path = dcp_folder.write(asked.checkpoint, asked.output, part=asked.part)
-        else:
-            path = weights_file.write(asked.checkpoint, asked.output, part=asked.part or "model")
+        path = export(asked.checkpoint, asked.output, part=asked.part, as_dcp=asked.dcp)
         written = [asked.output, *asked.output.glob("*")]
         nbytes = sum(one.stat().st_size for one in written if one.is_file())
         what = asked.part or ("all parts" if asked.dcp else "model")

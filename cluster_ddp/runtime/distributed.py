@@ -18,7 +18,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
-from cluster_ddp.runtime.data.loader_workers import keep_through_stops
+from cluster_ddp.runtime.data.data_loader import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.failure import hard_exit

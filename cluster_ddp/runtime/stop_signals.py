@@ -1,8 +1,7 @@
 """Stopping in time: before the time limit, at preemption, at scancel.
 
-A signal handler only sets a flag. Without a signal, the end of the job's time sets it (`checkpoint.time_limit`). All
-ranks then agree on the step to stop after (`checkpoint.stop_agreement`). Imports no torch: a signal may come while a
-training starts.
+A signal handler only sets a flag. Without a signal, the end of the job's time sets it. All ranks then agree on the step
+to stop after (`checkpoint.stop_agreement` does both). Imports no torch: a signal may come while a training starts.
 """
 
 from __future__ import annotations

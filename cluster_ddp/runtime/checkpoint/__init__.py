@@ -10,8 +10,7 @@ folder           the checkpoints of a run: writes in the background, keeps the n
 checkpoint_file  one checkpoint file: its format and digest
 compatibility    whether a checkpoint belongs to this training
 sharded/         the same for models that are sharded over the ranks
-export/          a checkpoint's weights as a plain file for other tools
+export           a checkpoint's weights as a plain file for other tools, or all of it for DCP
 interval         how often to save
-stop_agreement   after which step all ranks stop
-time_limit       when to stop before the end of the job's time
+stop_agreement   after which step all ranks stop; when to stop before the end of the job's time
 """

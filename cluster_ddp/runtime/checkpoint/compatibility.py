@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
 
-NoneType = type(None)
 _TOLD = 8  # most lines about settings
-
-
-class _Missing:
-    """Marks a missing value."""
-
-
-_MISSING = _Missing()
-
+_MISSING = object()
 
 # Required content of a checkpoint, with types.
 _FORM: Mapping[str, Any] = {
@@ -28,13 +21,8 @@ _FORM: Mapping[str, Any] = {
     "parts": {},
     "ranks": list,
 }
-_SHARD: Mapping[str, Any] = {
-    "size": (int, NoneType),  # None of a stream
-    "seed": (int, NoneType),
-    "global_batch": int,
-    "step": int,
-    "seen": int,
-}
+_NUMBER = (int, NoneType)  # None of a stream
+_SHARD: Mapping[str, Any] = {"size": _NUMBER, "seed": _NUMBER, "global_batch": int, "step": int, "seen": int}
 _RANK: Mapping[str, Any] = {
     "rng": {"torch": torch.Tensor, "python": tuple, "numpy": tuple},
     "buffers": {},
@@ -99,28 +87,22 @@ def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
             f"{now} ranks instead of {before}: same weights and place in the data, new streams of random numbers"
         )
     for theirs, shard in zip(saved["shards"], ours["shards"], strict=True):
-        lines += _other_batches(theirs, shard)
-    told = [line for name, made in ours["made_with"].items() for line in _other_settings(saved, name, made)]
-    more = [f"and {len(told) - _TOLD} more settings"] if len(told) > _TOLD else []
-    return lines + told[:_TOLD] + more
-
-
-def _other_batches(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
-    before, now = theirs["global_batch"], ours["global_batch"]
-    if before != now:
-        yield f"a global batch of {now} samples instead of {before} (--batch-size is per rank)"
-    before, now = theirs.get("fingerprint"), ours.get("fingerprint")
-    if before and now and before != now:
-        yield f"the dataset has the fingerprint {now[:12]}, instead of {before[:12]}: is it the same data?"
-
-
-def _other_settings(saved: Mapping[str, Any], name: str, now: Mapping[str, str]) -> list[str]:
-    before = saved.get("made_with", {}).get(name, now)
-    return [
+        before, now = theirs["global_batch"], shard["global_batch"]
+        if before != now:
+            lines.append(f"a global batch of {now} samples instead of {before} (--batch-size is per rank)")
+        before, now = theirs.get("fingerprint"), shard.get("fingerprint")
+        if before and now and before != now:
+            words = f"the dataset has the fingerprint {now[:12]}, instead of {before[:12]}"
+            lines.append(f"{words}: is it the same data?")
+    told = [
         f"{name}: {key} is {now.get(key)} in the script; {before.get(key)}, from the start of this training, is used"
+        for name, now in ours["made_with"].items()
+        for before in [saved.get("made_with", {}).get(name, now)]
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
+    more = [f"and {len(told) - _TOLD} more settings"] if len(told) > _TOLD else []
+    return lines + told[:_TOLD] + more
 
 
 def complaint(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
@@ -135,10 +117,10 @@ def complaint(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
 
 
 def _other_array_task(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    numbers = theirs["array_task"], ours["array_task"]
-    if None in numbers or numbers[0] == numbers[1]:
+    before, now = theirs["array_task"], ours["array_task"]
+    if None in (before, now) or before == now:
         return None
-    return f"it is array task {numbers[0]}'s (job {theirs['job']}), and this is array task {numbers[1]}"
+    return f"it is array task {before}'s (job {theirs['job']}), and this is array task {now}"
 
 
 def _other_identity(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
@@ -174,28 +156,20 @@ def _other_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | No
 
 def _unlike(there: Any, here: Any) -> tuple[str, str] | None:
     """How two values of a part's state differ that should be alike. A value that is not a tensor may be missing."""
-    if isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor):
-        shapes, dtypes = (there.shape, here.shape), (str(there.dtype), str(here.dtype))
-        return (str(tuple(shapes[0])), str(tuple(shapes[1]))) if shapes[0] != shapes[1] else _pair(*dtypes)
-    if there is None or here is None:
-        return None
     kinds = _kind(there), _kind(here)
-    return None if "missing" in kinds and not any(kind[0] == "(" for kind in kinds) else _pair(*kinds)
-
-
-def _pair(there: str, here: str) -> tuple[str, str] | None:
-    return None if there == here else (there, here)
+    if isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor):
+        kinds = kinds if kinds[0] != kinds[1] else (str(there.dtype), str(here.dtype))
+    elif there is None or here is None or ("missing" in kinds and not any(kind[0] == "(" for kind in kinds)):
+        return None
+    return None if kinds[0] == kinds[1] else kinds
 
 
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return str(tuple(value.shape))
-    kinds: dict[str, Any] = {
-        "missing": _Missing,
-        "a number": (int, float),
-        "a dictionary": Mapping,
-        "a list": (list, tuple),
-    }
+    if value is _MISSING:
+        return "missing"
+    kinds: dict[str, Any] = {"a number": (int, float), "a dictionary": Mapping, "a list": (list, tuple)}
     return next((name for name, types in kinds.items() if isinstance(value, types)), type(value).__name__)
 
 

@@ -58,7 +58,8 @@ class CheckpointFolder:
         self.writer = BackgroundWriter("checkpoint")
         checkpoint_file.import_all()
         self._best: dict[str, float] = {}
-        self._failure = ""
+        self.failure = ""
+        """Why the last save failed, in words; empty if it did not."""
         self._last: _Save | None = None  # which `finish` tries again if it has failed
         self._has_ended = False  # the training: from then on `finish` reports failures, not `_write`
 
@@ -78,13 +79,9 @@ class CheckpointFolder:
         refused: dict[Path, DamagedError] = {}
         for path in self.files():
             try:
-                digest = checkpoint_file.digest(path)
-                check(path)
-                _check_name(path)
+                digest = _checked(path, check, _check_name)
             except DamagedError as error:
                 refused[path] = error
-            except OSError as error:
-                raise _unreadable(path, error) from error
             else:
                 self.last_good = path
                 return (path, digest), refused
@@ -122,14 +119,9 @@ class CheckpointFolder:
                 log.warning("The best checkpoint %s can't be used: %s. The next one replaces it.", path, error)
         return self._best.get(name)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the last save failed."""
-        return bool(self._failure)
-
     def note_failure(self, words: str) -> None:
         """Record in words that a state could not be saved, so that no earlier save is tried again."""
-        self._failure, self._last = words, None
+        self.failure, self._last = words, None
 
     def finish(self, timeout_s: float) -> str | None:
         """Try the last save again if it failed. Return in words what is not on disk after `timeout_s` seconds, or None.
@@ -137,14 +129,14 @@ class CheckpointFolder:
         Raises:
             CheckpointError: the last state can't be saved at all.
         """
-        if self._failure and not self.writer.is_busy():
+        if self.failure and not self.writer.is_busy():
             if self._last is None:
-                raise CheckpointError("Saving the end of the training:", self._failure, "see the errors above")
+                raise CheckpointError("Saving the end of the training:", self.failure, "see the errors above")
             self._has_ended = True
             self._begin(self._last)
         if not self.writer.wait(timeout_s):
             return f"still being written: {self.writer.at_work()}"
-        return self._failure or None
+        return self.failure or None
 
     def is_stuck(self) -> bool:
         """Return whether a save takes so long that it is given up (`background_writer.PATIENCE_S`)."""
@@ -164,7 +156,7 @@ class CheckpointFolder:
             self._note_newest(save.path)
         if not is_written and save.best is not None:
             self._best.pop(save.best, None)
-        if not self._failure:
+        if not self.failure:
             self._last = None  # it refers to the state, and `first` to all that the training has
         reserve_descriptors()
 
@@ -179,19 +171,19 @@ class CheckpointFolder:
                 checkpoint_file.write(save.path, save.state)
             is_written = save.shards is None or save.shards.write(save.path, save.state)
         except LeftOutError:
-            self._failure = ""  # a retry would end here again
+            self.failure = ""  # a retry would end here again
             return False
         except (RunDirError, NonFiniteError):
             raise
         except Exception as error:  # of any kind: training matters more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
-            self._failure = f"{save.path} is not saved: {words}; {last}"
+            self.failure = f"{save.path} is not saved: {words}; {last}"
             if not self._has_ended and (save.shards is None or save.shards.is_main):  # the others tell rank 0
                 then = last if save.shards and save.shards.is_last else f"Training continues; {last}"
                 log.error("Saving the checkpoint %s failed: %s. %s.", save.path, words, then)
             return False
-        self._failure = ""
+        self.failure = ""
         return is_written
 
     def _note_newest(self, path: Path) -> None:
@@ -228,13 +220,9 @@ def named_by(path: Path, check_shards: Callable[[Path], None] = shard_file.check
     hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run directory"
     if path.is_file():
         try:
-            digest = checkpoint_file.digest(path)
-            check_shards(path)
-            return path, digest
+            return path, _checked(path, check_shards)
         except DamagedError as error:
             raise CheckpointError(asked, f"it is damaged: {error}.", hint) from error
-        except OSError as error:
-            raise _unreadable(path, error) from error
     folder = path / File.CHECKPOINTS if (path / File.CHECKPOINTS).is_dir() else path
     newest, refused = CheckpointFolder(folder, keep=1).newest(check_shards)
     for damaged, why in refused.items():
@@ -245,6 +233,13 @@ def named_by(path: Path, check_shards: Callable[[Path], None] = shard_file.check
     return newest
 
 
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    hint = "fix that, or move the file away to resume from the one before"
-    return CheckpointError(f"Reading the checkpoint {path}:", f"{error.strerror or error}.", hint)
+def _checked(path: Path, *checks: Callable[[Path], object]) -> str:
+    """Return a checkpoint's SHA-256, after the checks of its content. One that can't be read is a CheckpointError."""
+    try:
+        digest = checkpoint_file.digest(path)
+        for check in checks:
+            check(path)
+        return digest
+    except OSError as error:
+        hint = "fix that, or move the file away to resume from the one before"
+        raise CheckpointError(f"Reading the checkpoint {path}:", f"{error.strerror or error}.", hint) from error

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint.sharded import pieces
-from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard, Piece
-from cluster_ddp.runtime.model.sharded_tensor import is_sharded, local_part
+from cluster_ddp.runtime.model.tensors import LocalShard, Piece, is_sharded, is_written_here, local_part, start_of
 
 log = logging.getLogger("cluster_ddp")
 
@@ -60,17 +58,14 @@ class HostCopy:
 
         Copies from a GPU run asynchronously: synchronize before you read them.
         """
-        with torch.no_grad():  # a DTensor gives its local part at once then
-            try:
-                return self._filled(value, name)
-            except _FullError:
-                self.reserve(value, name)
-                return self._filled(value, name)
-
-    def _filled(self, value: Any, name: str) -> Any:
         self._whole.used = self._shard.used = 0
         self._shapes, self._pieces = {}, {}
-        return with_tensors(value, name, self._copy)
+        with torch.no_grad():  # a DTensor gives its local part at once then
+            try:
+                return with_tensors(value, name, self._copy)
+            except _FullError:
+                self.reserve(value, name)
+                return self.of(value, name)
 
     @property
     def shard(self) -> LocalShard:
@@ -81,7 +76,7 @@ class HostCopy:
         """The memory that a tensor is copied to, None for no copy; and this rank's part of it."""
         if is_sharded(tensor):
             local = local_part(tensor)
-            return (self._shard if pieces.is_written_here(tensor) else None), local
+            return (self._shard if is_written_here(tensor) else None), local
         return (self._whole if self._is_whole_kept else None), tensor
 
     def _copy(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -92,7 +87,7 @@ class HostCopy:
             return torch.empty(0, dtype=tensor.dtype)
         offset, copied = memory.copy_of(local) if _fits(local) else (0, local.cpu().clone())
         if memory is self._shard and local.numel():
-            self._pieces[name] = Piece(start=pieces.start_of(tensor), offset=offset, values=copied)
+            self._pieces[name] = Piece(start=start_of(tensor), offset=offset, values=copied)
         return copied
 
 

@@ -16,12 +16,14 @@ from cluster_ddp.files import remove_leftovers
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.folder import REFUSED, CheckpointFolder, named_by
-from cluster_ddp.runtime.checkpoint.sharded import shard_check, shard_file
+from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir import fenced_writes, start_log
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
@@ -47,10 +49,13 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
         return False
     path, digest, is_own = found
     _see(world, path, digest)
-    saved = _fitting(state, path)
+    saved = read(path)
+    if complaint := state.complaint(saved):
+        hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
+        raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
     metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
     saved_by = saved["saved_by"] if is_own else {}
-    shards = shard_file.SavedPieces(shard_file.folder_of(path), shard_file.described(saved))
+    shards = SavedPieces(path, saved)
     del saved  # frees its memory
     state.load(functools.partial(read, path), shards)
     if is_own:
@@ -75,49 +80,39 @@ def _note_start(state: TrainingState, run_dir: RunDir, saved_by: Mapping[str, An
         )
 
 
-def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, if it belongs to this training."""
-    saved = read(path)
-    if complaint := state.complaint(saved):
-        hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
-        raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
-    return saved
-
-
 def _chosen(
     state: TrainingState, folder: CheckpointFolder, resume: str | os.PathLike[str], run_dir: RunDir
 ) -> tuple[Path, str, bool] | None:
     """What `_choose` chooses on rank 0, on all ranks. A collective."""
+    nothing: Any = None
     if not state.world.is_main:
-        shard_check.answer(state)
-        return state.world.broadcast(None)
-    check_shards = functools.partial(shard_check.of_all_ranks, state)
-    found = _choose(state.world, folder, resume, start_log.last_start(run_dir.path), check_shards)
-    shard_check.done(state)
+        shard_file.answer_checks(state.world, state.sharded)
+        return state.world.broadcast(nothing)  # type: ignore[no-any-return]  # of the type that rank 0 gave
+    found = _choose(state, folder, resume, start_log.last_start(run_dir.path))
+    state.world.broadcast(nothing)  # no further checks
     return state.world.broadcast(found)
 
 
 def _choose(
-    world: World,
-    folder: CheckpointFolder,
-    resume: str | os.PathLike[str],
-    last_start: Mapping[str, Any],
-    check_shards: Callable[[Path], None],
+    state: TrainingState, folder: CheckpointFolder, resume: str | os.PathLike[str], last_start: Mapping[str, Any]
 ) -> tuple[Path, str, bool] | None:
     """The checkpoint to resume from, its SHA-256, and whether it is in this run directory; None if there is none.
 
     It is called on rank 0 only. `last_start` is the record of the start before, from starts.jsonl.
     """
-    topology = world.topology
+    topology = state.world.topology
+    check_shards = functools.partial(shard_file.check_on_all_ranks, state.world, state.sharded)
     remove_leftovers(folder.path)
     shard_file.remove_orphans(folder.path)
     is_anew = resume == "never" and not topology.restart_count
     there = [] if is_anew else folder.files()
-    newest = _newest(world, folder, last_start, check_shards) if there else None
+    newest = _newest(topology, folder, last_start, check_shards) if there else None
     if there and not newest:
         words = "All %d checkpoints in %s are damaged: nothing there is left to resume from. The training begins again."
         log.error(words, len(there), folder.path)
-    if resume == "never" and not (newest and topology.restart_count and _is_this_jobs(world, newest[0])):
+    if resume == "never" and not (
+        newest and topology.restart_count and checkpoint_file.read(newest[0])["saved_by"]["job"] == topology.job_label
+    ):
         set_aside(folder.path)
         newest = None
     if newest:
@@ -133,7 +128,7 @@ def _choose(
 
 
 def _newest(
-    world: World, folder: CheckpointFolder, last_start: Mapping[str, Any], check_shards: Callable[[Path], None]
+    topology: Topology, folder: CheckpointFolder, last_start: Mapping[str, Any], check_shards: Callable[[Path], None]
 ) -> tuple[Path, str] | None:
     """The newest checkpoint of this run with usable content; newer ones are set aside. None if all are damaged.
 
@@ -141,16 +136,24 @@ def _newest(
         CheckpointError: none can be used, and a new start would lose what they hold: some are undamaged, as with
             another torch. Or all are damaged, and this job was started to resume them. A requeued job begins again.
     """
+    key = _key(last_start)
 
     def check(path: Path) -> None:
-        _check_content(_key(last_start), path)
+        saved_by = _content(path)["saved_by"]
+        if key and (other := _key(saved_by)) and other != key:
+            raise UnusableError(f"another run has saved it (job {saved_by['job']})")
         check_shards(path)
 
     found, refused = folder.newest(check)
     if refused and not found:
-        topology = world.topology
-        is_requeued = topology.restart_count > 0 and last_start.get("job") == (topology.job_label or "")
-        _refuse_to_lose(refused, folder.path, is_requeued=is_requeued)
+        for path, why in refused.items():
+            if isinstance(why, UnusableError):
+                raise _unusable(path, why)
+        if not topology.restart_count or last_start.get("job") != (topology.job_label or ""):
+            words = "; ".join(f"{path.name}: {why}" for path, why in refused.items())
+            aside = f"mv {shlex.quote(str(folder.path))} {shlex.quote(f'{folder.path}.damaged')}"
+            hint = f"restore them from a copy; or, to begin again at step 0, move them away and start again: {aside}"
+            raise CheckpointError(f"Resuming from {folder.path}:", f"all checkpoints are damaged. {words}.", hint)
     put_aside(refused, found)
     return found
 
@@ -166,33 +169,10 @@ def put_aside(refused: Mapping[Path, DamagedError], instead: tuple[Path, str] | 
         log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")
 
 
-def _check_content(key: str | None, path: Path) -> None:
-    """Raise UnusableError if a checkpoint's content can't be used, or another run than that of `key` has saved it."""
-    saved_by = _content(path)["saved_by"]
-    if key and (other := _key(saved_by)) and other != key:
-        raise UnusableError(f"another run has saved it (job {saved_by['job']})")
-
-
-def _refuse_to_lose(refused: Mapping[Path, DamagedError], folder: Path, *, is_requeued: bool) -> None:
-    """Raise CheckpointError if beginning again would lose what checkpoints hold that can't be used."""
-    for path, why in refused.items():
-        if isinstance(why, UnusableError):
-            raise _unusable(path, why)
-    if not is_requeued:
-        found = "; ".join(f"{path.name}: {why}" for path, why in refused.items())
-        aside = f"mv {shlex.quote(str(folder))} {shlex.quote(f'{folder}.damaged')}"
-        hint = f"restore them from a copy; or, to begin again at step 0, move them away and start again: {aside}"
-        raise CheckpointError(f"Resuming from {folder}:", f"all checkpoints are damaged. {found}.", hint)
-
-
 def _key(record: Mapping[str, Any]) -> str | None:
     """The key of the run that has saved a checkpoint, or has started; None of an earlier version."""
     key = record.get("run")
     return key if isinstance(key, str) else None
-
-
-def _is_this_jobs(world: World, path: Path) -> bool:
-    return bool(checkpoint_file.read(path)["saved_by"]["job"] == world.topology.job_label)
 
 
 def _see(world: World, path: Path, digest: str) -> None:

@@ -102,7 +102,7 @@ class Saver:
         self._before_save()
         self.world.synchronize()
         writer = self.folder.writer
-        is_busy, has_failed = self._of_writers(writer.is_busy(), self.folder.has_failed)
+        is_busy, has_failed = self._of_writers(writer.is_busy(), bool(self.folder.failure))
         write = write or has_failed
         self._saved_at_s = time.monotonic() if write else self._saved_at_s
         if is_busy:
@@ -138,7 +138,7 @@ class Saver:
         if not self.world.broadcast(is_best):
             return False
         self.wait()
-        if any(self._of_writers(self.folder.has_failed)):  # this one's success would hide that
+        if any(self._of_writers(bool(self.folder.failure))):  # this one's success would hide that
             self.saved = (-1, -1)
         if not (of_copy and self.world.broadcast(self._has_copy())):
             if any(self._of_writers(self.folder.writer.is_busy())):  # it was given up, but still reads the copy

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Protocol
 
 import torch
@@ -14,12 +15,12 @@ from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import part_state
-from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard
-from cluster_ddp.runtime.checkpoint.sharded.shard_file import SavedPieces
+from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
 from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.model.ddp import unwrapped
+from cluster_ddp.runtime.model.tensors import LocalShard, content
 from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.world import World
 
@@ -64,7 +65,7 @@ class TrainingState:
             for name, part in self._parts.items()
             if isinstance(part, _WITH_SETTINGS)
         }
-        self._rng: dict[str, Any] | None = None
+        self._rng: Callable[[], object] | None = None  # loads that of random numbers
         self._host_copy = HostCopy(world.device, whole=world.is_main)
         self.sharded = part_state.check(world, self._parts, self._states())  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
@@ -159,22 +160,23 @@ class TrainingState:
         self.is_finished = bool(position.get("finished"))
         for i, (shard, place) in enumerate(zip(self.shards, places, strict=True)):
             shard.resume_at(self.epoch, place, [one["shards"][i] if "shards" in one else None for one in ranks])
-        self._rng = {"same": ranks[rank]["rng"]} if same_size else {"anew": [one["rng"] for one in ranks]}
+        self._rng = functools.partial(rng.derive, [one["rng"] for one in ranks], rank)
+        if same_size:
+            self._rng = functools.partial(rng.restore, ranks[rank]["rng"], self.world.devices)
 
     def restore_rng(self) -> None:
         """Set this rank's random number generators to the loaded state, once after each load."""
         if self._rng is not None:
-            if "same" in self._rng:
-                rng.restore(self._rng["same"], self.world.devices)
-            else:
-                rng.derive(self._rng["anew"], self.world.rank)
+            self._rng()
             self._rng = None
 
     def place_in_words(self) -> str:
         """Return the place in the training, as "step 30, epoch 2, 20 of its 40 samples seen"."""
         if self.shards and self.epoch and not any(shard.seen for shard in self.shards):
             return f"step {self.steps}, after epoch {self.epoch}"
-        seen = [_seen_in_words(shard) for shard in self.shards]
+        # The first epoch of a stream has no known size.
+        sizes = ["" if shard.size is None else f" of its {shard.size}" for shard in self.shards]
+        seen = [f"{shard.seen}{size} samples seen" for shard, size in zip(self.shards, sizes)]
         return ", ".join([f"step {self.steps}", *([f"epoch {self.epoch + 1}"] if seen else []), *seen])
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
@@ -188,25 +190,28 @@ class TrainingState:
         return {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()}
 
     def _own_buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """This rank's buffers that differ from rank 0's, which are saved with the module. A collective."""
-        buffers = self._buffers()
-        if self.world.world_size == 1 or not any(buffers.values()):
-            return {}
-        digests = {name: {key: _digest(value) for key, value in of_part.items()} for name, of_part in buffers.items()}
-        of_main = self.world.broadcast(digests)
-        return {
-            name: {key: value for key, value in of_part.items() if digests[name][key] != of_main[name].get(key)}
-            for name, of_part in buffers.items()
-        }
+        """This rank's buffers that differ from rank 0's, which are saved with the module. A collective.
 
-    def _buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The buffers of the modules (such as BatchNorm's statistics), which differ between ranks between two steps."""
+        Such as BatchNorm's statistics, which differ between ranks between two steps.
+        """
+        if self.world.world_size == 1:
+            return {}
         buffers = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.nn.Module) and (own := dict(part.named_buffers())):
                 saved = part.state_dict().keys()
                 buffers[name] = _on_cpu({key: value for key, value in own.items() if key in saved})
-        return buffers
+        if not any(buffers.values()):
+            return {}
+        digests = {
+            name: {key: sha256(content(value)).hexdigest() for key, value in of_part.items()}
+            for name, of_part in buffers.items()
+        }
+        of_main = self.world.broadcast(digests)
+        return {
+            name: {key: value for key, value in of_part.items() if digests[name][key] != of_main[name].get(key)}
+            for name, of_part in buffers.items()
+        }
 
     def _frame(self) -> dict[str, Any]:
         """The small entries: who saves, identity, and the place in the data."""
@@ -226,15 +231,6 @@ class TrainingState:
             "shards": [shard.place() for shard in self.shards],
             "made_with": self._made_with,
         }
-
-
-def _seen_in_words(data: TrainingData) -> str:
-    of_all = "" if data.size is None else f" of its {data.size}"  # the first epoch of a stream has no known size
-    return f"{data.seen}{of_all} samples seen"
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.protocol import Record
-from cluster_ddp.runtime.checkpoint import time_limit
 from cluster_ddp.runtime.checkpoint.folder import step_of
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import Place, Saver
-from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
+from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement, watch_time_limit
 from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.profiling.step_times import StepTimes
 from cluster_ddp.runtime.profiling.step_trace import StepTrace
@@ -43,7 +42,7 @@ class StepBoundary:
             shard.is_at_end for shard in self._state.shards
         )  # perhaps only the code after the last batch remains
         self._steps_at_start = self._run_dir.steps = rank_progress.steps = self._state.steps
-        time_limit.watch(stop_flag, self.world, os.environ)
+        watch_time_limit(stop_flag, self.world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
         self.times = StepTimes(self._state.shards, parts, world_size=self.world.world_size)
 

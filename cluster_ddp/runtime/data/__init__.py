@@ -4,12 +4,9 @@ world_data      what a script calls
 training_data   what a shard and a stream have in common
 shard           its samples of every batch
 device_dataset  datasets that fit into the device's memory: batches are gathered there
-data_loader     other datasets: a DataLoader, and its batches' way to a GPU
-loader_workers  a DataLoader's worker processes: stop signals, their end, a fork
+data_loader     other datasets: a DataLoader, its workers, and its batches' way to a GPU
 stream          its batches of data without a length and an index
-stream_setup    what a stream is made of, and its defaults
 stream_reader   reads a stream, in a loader's worker or in the rank
 stream_places   how far the readers are
-next_batch      how the ranks agree whether each has another batch
-batch_content   a batch's number of samples, and a digest of an item
+next_batch      how the ranks agree whether each has another batch, and compare what they read first
 """

@@ -1,10 +1,21 @@
 """torch's DataLoader over a rank's batches, with defaults for training, for datasets that are not in memory.
 
 For a GPU, batches are copied from pinned memory, one batch ahead of the training.
+
+A loader's workers survive the signals that stop a training, end with it, and destroy nothing. slurmstepd sends such a
+signal to all processes of a step. If it kills a worker, torch raises an error in the training before anything is saved.
+This concerns every DataLoader of a script, so torch's own class is changed (checked in torch 2.10 to 2.15).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import gc
+import os
+import signal
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,10 +23,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from cluster_ddp.errors import check_options
+from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
 from cluster_ddp.runtime.rng import seed_all
 
+_iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have workers
 MAX_WORKERS = 8
 """A default that keeps a GPU busy; you may set more."""
 _SHARED = "ranks share the samples, so world.shard chooses them."
@@ -51,7 +64,7 @@ class Loader:
         is_gpu = device.type == "cuda"
         workers = with_defaults(options, workers=min(cpus - 1, MAX_WORKERS) if is_gpu else 0, is_gpu=is_gpu)
         if isinstance(dataset, ResidentSet):
-            options.setdefault("collate_fn", _whole)
+            options.setdefault("collate_fn", as_it_is)
         if workers:
             dataset = _SeededInWorkers(dataset)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
@@ -92,7 +105,8 @@ class _SeededInWorkers(Dataset[Any]):
         return [self.dataset[index] for index in indices]
 
 
-def _whole(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """Return a batch unchanged: a collate_fn that workers can unpickle."""
     return batch
 
 
@@ -162,3 +176,70 @@ def _changed(batch: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(batch, Mapping):
         return {key: _changed(part, change) for key, part in batch.items()}
     return change(batch)
+
+
+class IgnoreStopSignals:
+    """A worker_init_fn that makes the worker ignore the signals that stop a training, and calls another one `then`."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self.then = then
+
+    def __call__(self, worker: int) -> None:
+        """Ignore the signals. Called in the worker."""
+        numbers = [*map(stop_signals.number_of, stop_signals.DEFAULT_SIGNALS)]
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        if self.then is not None:
+            self.then(worker)
+
+
+@functools.cache
+def keep_through_stops() -> None:
+    """From now on, workers of all DataLoaders ignore the stop signals and end with this process. Changes DataLoader.
+
+    No forked process collects garbage that it has inherited: all objects of the training, but none of its threads. The
+    destructor of an old process group would wait for gloo's threads for ever (seen in torch 2.14: a second training in
+    the same Python).
+    """
+    get_iterator = DataLoader._get_iterator
+
+    @functools.wraps(get_iterator)
+    def protected(loader: DataLoader[Any]) -> Any:
+        if not loader.num_workers:
+            return get_iterator(loader)
+        with protected_start(loader):
+            iterator: Any = get_iterator(loader)
+        for worker in iterator._workers:
+            # torch and multiprocessing send TERM to a busy worker and wait for its end, but it ignores TERM.
+            worker._popen.terminate = worker._popen.kill
+        _iterators.add(iterator)
+        return iterator
+
+    DataLoader._get_iterator = protected  # type: ignore[assignment, method-assign]
+    atexit.register(_end_workers)
+    os.register_at_fork(after_in_child=gc.freeze)
+
+
+@contextlib.contextmanager
+def protected_start(loader: object) -> Iterator[None]:
+    """Let a loader's workers that the body starts ignore the stop signals, of a class that starts them in its own way.
+
+    Such as torchdata's StatefulDataLoader.
+    """
+    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
+        yield
+        return
+    if not isinstance(loader.worker_init_fn, IgnoreStopSignals):
+        loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
+    with stop_signals.stop_signals_blocked():  # until the worker ignores them
+        yield
+
+
+def _end_workers() -> None:
+    """End the workers of loaders that still exist at the end of the interpreter, as torch ends those of others.
+
+    Later, torch would leave them to multiprocessing and report their end as an error.
+    """
+    for iterator in list(_iterators):
+        iterator._shutdown_workers()

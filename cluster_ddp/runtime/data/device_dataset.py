@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
+from cluster_ddp.runtime.model.tensors import content
 
 log = logging.getLogger("cluster_ddp")
 
@@ -103,7 +104,7 @@ def place(dataset: Dataset[Any], device: torch.device, *, share: float, told: bo
     return dataset.to(device)
 
 
-def fingerprint(dataset: Dataset[object]) -> str | None:
+def fingerprint(dataset: object) -> str | None:
     """Return what tells datasets of the same size apart, if it is cheap to compute; else None.
 
     It is the dataset's attribute `fingerprint` or `_fingerprint` (as in Hugging Face's datasets), if that is a str. For
@@ -118,7 +119,6 @@ def fingerprint(dataset: Dataset[object]) -> str | None:
     digest = hashlib.sha256()
     for tensor in dataset.tensors:
         rows = torch.linspace(0, len(tensor) - 1, _SAMPLES if len(tensor) else 0, device=tensor.device).long()
-        sample = tensor[rows].cpu().contiguous()
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(sample.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(content(tensor[rows]))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""How the ranks agree whether each of them has another batch, beside the steps: all stop together.
+"""What the ranks of a stream tell each other of their next batches, beside the steps: all stop together.
 
 With it they compare the first items that they read in a pass: a stream that splits itself must not be split again.
 """
@@ -6,19 +6,21 @@ With it they compare the first items that they read in a pass: a stream that spl
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.data.stream_reader import Split
+from cluster_ddp.runtime.model.tensors import content
 
 log = logging.getLogger("cluster_ddp")
 
+Split = Literal["items", "own"]
 _MIXED = -1  # instead of a digest: the workers of a rank have read different first items
 
 
@@ -109,3 +111,35 @@ def _warn_once() -> None:
         'The iterable gives several ranks or workers the same first item, with split="own": does it take another share '
         'in each? If not, each item is trained several times: use split="items". (This is said once.)'
     )
+
+
+def samples_in(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first array, else of its first list."""
+    if getattr(batch, "ndim", 0):
+        return len(batch)
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else []
+    arrays = [part for part in parts if getattr(part, "ndim", 0)]
+    if arrays:
+        return len(arrays[0])
+    nested = [part for part in parts if isinstance(part, (list, tuple, Mapping))]
+    return samples_in(nested[0]) if nested else max(1, len(parts))
+
+
+def digest(item: Any) -> int:
+    """Return what tells items apart, above 0; the same in other processes, of arrays, bytes and plain values."""
+    found = hashlib.sha256()
+    parts = [item]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Mapping):
+            parts += part.keys()
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            parts += part
+        elif isinstance(part, torch.Tensor):
+            found.update(content(part))
+        elif isinstance(part, (str, bytes, int, float)):
+            found.update(repr(part).encode())
+        else:  # NumPy's arrays and PIL's images have the method
+            found.update(part.tobytes() if hasattr(part, "tobytes") else type(part).__name__.encode())
+    return int.from_bytes(found.digest()[:7], "big") + 1

@@ -20,10 +20,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from cluster_ddp.errors import DataError, counted
-from cluster_ddp.runtime.data.data_loader import copied
+from cluster_ddp.runtime.data.data_loader import as_it_is, copied
+from cluster_ddp.runtime.data.device_dataset import fingerprint
 from cluster_ddp.runtime.data.next_batch import FirstItems, NextBatch, NextBatchAgreement
 from cluster_ddp.runtime.data.stream_places import StreamPlaces
-from cluster_ddp.runtime.data.stream_reader import Order, Record, Split, Start, StreamReader
+from cluster_ddp.runtime.data.stream_reader import Order, Record, Start, StreamReader
 from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.failure import rank_progress
 
@@ -39,34 +40,22 @@ class Stream(TrainingData):
         options: for the DataLoader that has the workers.
     """
 
-    def __init__(
-        self,
-        reader: StreamReader,
-        *,
-        split: Split,
-        batch_size: int | None,
-        seed: int,
-        rank: int,
-        world_size: int,
-        device: torch.device | None,
-        fingerprint: str | None,
-        **options: Any,
-    ) -> None:
-        super().__init__(world_size)
-        self.split, self.fingerprint = split, fingerprint
-        self._rank, self._seed, self._batch_size, self._device = rank, seed, batch_size, device
+    def __init__(self, reader: StreamReader, *, device: torch.device | None, **options: Any) -> None:
+        super().__init__(reader.world_size)
+        self.split, self.fingerprint = reader.split, fingerprint(reader.iterable)
+        self._reader, self._rank, self._device = reader, reader.rank, device
         self._epoch, self._number = 0, -1
-        self._places = StreamPlaces(options["num_workers"] or 1, split)
+        self._places = StreamPlaces(options["num_workers"] or 1, reader.split)
         self._is_resumed = self._has_pass = False
         self._size: int | None = None
         self._is_full = self._is_at_end = False
-        self._agreement, self._has_asked = NextBatchAgreement(rank, world_size), False
+        self._agreement, self._has_asked = NextBatchAgreement(reader.rank, reader.world_size), False
         self._found = NextBatch(0, 0, 0, [])
-        self._firsts = FirstItems(split, told=False)
+        self._firsts = FirstItems(reader.split, told=False)
         self._has_told = False
         self._orders = _Orders()
         self._loader: DataLoader[Record] = DataLoader(
-            reader, sampler=self._orders, batch_size=None, collate_fn=_as_it_is, **options
+            reader, sampler=self._orders, batch_size=None, collate_fn=as_it_is, **options
         )
 
     @property
@@ -97,8 +86,8 @@ class Stream(TrainingData):
         """Return the place in the epoch, which is the same on all ranks."""
         return {
             "size": None,
-            "seed": self._seed,
-            "global_batch": (self._batch_size or 0) * self._world_size,
+            "seed": self._reader.seed,
+            "global_batch": (self._reader.batch_size or 0) * self._world_size,
             "fingerprint": self.fingerprint,
             "step": self.step + 1,
             "seen": self.seen,
@@ -163,7 +152,7 @@ class Stream(TrainingData):
         ahead = next(records, None)
         self.waited_s += time.monotonic() - start_s
         samples = 0 if ahead is None else ahead.samples
-        is_full = ahead is not None and samples == (self._batch_size or samples)
+        is_full = ahead is not None and samples == (self._reader.batch_size or samples)
         self._agreement.begin(has_batch=ahead is not None, samples=samples, is_full=is_full, first=self._firsts.mine)
         self._has_asked = True
         return ahead
@@ -228,10 +217,6 @@ class _Orders:
             step = place - self.turn
             start = self.starts[place % len(self.starts)] if 0 <= step < len(self.starts) else None
             yield Order(self.number, max(step, -1), start)
-
-
-def _as_it_is(record: Any) -> Any:
-    return record
 
 
 def _other_shares(before: tuple[int, int], now: tuple[int, int]) -> DataError:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
-from cluster_ddp.runtime.data.stream_reader import Record, Split, Start
+from cluster_ddp.runtime.data.next_batch import Split
+from cluster_ddp.runtime.data.stream_reader import Record, Start
 
 
 @dataclass(slots=True)

@@ -12,17 +12,16 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from cluster_ddp.runtime import rng
-from cluster_ddp.runtime.data.batch_content import digest, samples_in
-from cluster_ddp.runtime.data.loader_workers import protected_start
+from cluster_ddp.runtime.data.data_loader import protected_start
+from cluster_ddp.runtime.data.next_batch import Split, digest, samples_in
 from cluster_ddp.runtime.rng import stream_seed
 
-Split = Literal["items", "own"]
 _CPU = (torch.device("cpu"),)
 
 
@@ -91,8 +90,8 @@ class StreamReader(Dataset[Record]):
         rank: int,
         world_size: int,
     ) -> None:
-        self.iterable, self._batch_size, self._split, self._collate = iterable, batch_size, split, collate
-        self._drop_last, self._seed, self._rank, self._world_size = drop_last, seed, rank, world_size
+        self.iterable, self.batch_size, self.split, self._collate = iterable, batch_size, split, collate
+        self._drop_last, self.seed, self.rank, self.world_size = drop_last, seed, rank, world_size
         self.has_state = not replay and _has_state(iterable)
         self._number, self._worker = -1, 0
         self._first_state: bytes | None = None
@@ -112,7 +111,7 @@ class StreamReader(Dataset[Record]):
                 self._begin(order.start)
             if self._is_ended:
                 return Record(self._worker, is_end=True, first=self._first)
-            return self._dealt(order.step) if self._split == "items" else self._own()
+            return self._dealt(order.step) if self.split == "items" else self._own()
 
     @contextlib.contextmanager
     def _random_numbers(self) -> Iterator[None]:
@@ -132,9 +131,9 @@ class StreamReader(Dataset[Record]):
     def _begin(self, start: Start) -> None:
         if not self.has_state:
             start = start._replace(state=None)
-        seed = stream_seed(self._seed, start.epoch)
-        if self._split == "own":  # else all read the same items, so that they draw the same numbers
-            seed = stream_seed(stream_seed(seed, self._rank), self._worker)
+        seed = stream_seed(self.seed, start.epoch)
+        if self.split == "own":  # else all read the same items, so that they draw the same numbers
+            seed = stream_seed(stream_seed(seed, self.rank), self._worker)
         rng.seed_cpu(seed)
         self._epoch, self._first, self._is_ended = start.epoch, 0, start.is_ended
         if hasattr(self.iterable, "set_epoch"):
@@ -164,8 +163,8 @@ class StreamReader(Dataset[Record]):
 
     def _dealt(self, step: int) -> Record:
         """This rank's part of a global batch: every `world_size`-th item. All ranks and workers read all items."""
-        ranks = self._world_size
-        global_batch = (self._batch_size or 1) * ranks
+        ranks = self.world_size
+        global_batch = (self.batch_size or 1) * ranks
         start = self._origin + step * global_batch
         items = self._ahead if self._position > start else []
         self._position += self._skip(start - self._position)
@@ -184,7 +183,7 @@ class StreamReader(Dataset[Record]):
         mine = []
         for item in islice(self._iterator, max(0, stop - self._position)):
             self._first = self._first or digest(item)
-            if (self._position - self._origin) % self._world_size == self._rank:
+            if (self._position - self._origin) % self.world_size == self.rank:
                 mine.append(item)
             self._position += 1
         return mine
@@ -198,25 +197,25 @@ class StreamReader(Dataset[Record]):
 
     def _own(self) -> Record:
         """A batch of the share that the iterable gives to this worker of this rank."""
-        items = list(islice(self._iterator, self._batch_size or 1))
-        if not items or (self._drop_last and len(items) < (self._batch_size or 1)):
+        items = list(islice(self._iterator, self.batch_size or 1))
+        if not items or (self._drop_last and len(items) < (self.batch_size or 1)):
             return self._end()
         self._first = self._first or digest(items[0])
         start, self._position = self._position, self._position + len(items)
         return self._record(items, start, len(items), self._state())
 
     def _record(self, items: list[Any], start: int, taken: int, state: bytes | None) -> Record:
-        batch = self._collated(items if self._batch_size else items[0], start)
-        samples = len(items) if self._batch_size else samples_in(batch)
+        batch = self._collated(items if self.batch_size else items[0], start)
+        samples = len(items) if self.batch_size else samples_in(batch)
         return Record(self._worker, batch, samples, taken, first=self._first, state=state)
 
     def _collated(self, items: Any, start: int) -> Any:
         """What it draws must not change what the iterable draws next: the ranks collate other items."""
         if self._collate is None:
-            return default_collate(items) if self._batch_size else items
+            return default_collate(items) if self.batch_size else items
         of_iterable = rng.of_cpu()
-        place = self._rank if self._split == "items" else stream_seed(self._rank, self._worker)
-        rng.seed_cpu(stream_seed(stream_seed(self._seed, self._epoch), stream_seed(place, start)))
+        place = self.rank if self.split == "items" else stream_seed(self.rank, self._worker)
+        rng.seed_cpu(stream_seed(stream_seed(self.seed, self._epoch), stream_seed(place, start)))
         batch = self._collate(items)
         rng.set_of_cpu(of_iterable)
         return batch

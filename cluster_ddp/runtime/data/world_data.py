@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from cluster_ddp.errors import DataError, counted
+from cluster_ddp.errors import DataError, SpecError, check_options, counted, nearest
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.data import stream_setup
-from cluster_ddp.runtime.data.data_loader import Loader
+from cluster_ddp.runtime.data.data_loader import MAX_WORKERS, Loader, with_defaults
 from cluster_ddp.runtime.data.device_dataset import RESIDENT_SHARE, DeviceLoader, fingerprint, place
+from cluster_ddp.runtime.data.next_batch import Split
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Order, Shard
 from cluster_ddp.runtime.data.stream import Stream
-from cluster_ddp.runtime.data.stream_reader import Split
+from cluster_ddp.runtime.data.stream_reader import StreamReader
 from cluster_ddp.runtime.device import device as devices
+
+# With split="items" each worker reads all items: more than one would read them once more.
+_MOST_WORKERS = {"items": 1, "own": MAX_WORKERS}
+_SPLIT_THEMSELVES = ("datasets", "streaming", "webdataset")  # packages whose iterables look for their worker
+_ORDERED = "the stream has the iterable's order."
+_SHUFFLE = "let the iterable shuffle: by set_epoch(epoch), or with torch's, Python's or NumPy's generators"
+_CHOSEN = {
+    "dataset": ("the iterable is the dataset.", "give it first: world.stream(iterable, …)"),
+    **dict.fromkeys(("shuffle", "sampler", "batch_sampler"), (_ORDERED, _SHUFFLE)),
+    "in_order": ("the batches must come in order.", "leave it out"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,13 +121,14 @@ class WorldData(Collectives):
             DataError: `batch_size` is below 1, or does not fit the iterable; or that can be read once only.
             SpecError: DataLoader has no such option, or `stream` chooses it; there is no such `split`.
         """
-        given: dict[str, Any] = {"batch_size": batch_size, "split": split, "seed": seed}
-        ends: dict[str, Any] = {"drop_last": drop_last, "replay": replay}
+        split = _checked_split(iterable, batch_size, split, loader_options, self.world_size)
         device = self.device if to_device and self.device.type == "cuda" else None
-        place: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "device": device}
-        return stream_setup.make(
-            iterable, **given, **ends, **place, cpus=devices.cpus(self.topology), options=loader_options
-        )
+        cpus = devices.cpus(self.topology) if device is not None and batch_size is not None else 1
+        with_defaults(loader_options, workers=min(cpus - 1, _MOST_WORKERS[split]), is_gpu=device is not None)
+        given: dict[str, Any] = {"batch_size": batch_size, "split": split, "drop_last": drop_last, "replay": replay}
+        given |= {"seed": seed, "rank": self.rank, "world_size": self.world_size}
+        reader = StreamReader(iterable, collate=loader_options.pop("collate_fn", None), **given)
+        return Stream(reader, device=device, **loader_options)
 
 
 def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: int) -> int:
@@ -144,3 +156,44 @@ def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: 
         found = "a rank without samples can't take part in training."
         raise DataError(f"Sharing {size} samples among {ranks} ranks:", found, f"use at most {size} GPUs")
     return size
+
+
+def splits_itself(iterable: object) -> bool:
+    """Whether an iterable is of a library whose iterables give each worker a share of its own."""
+    return any(base.__module__.partition(".")[0] in _SPLIT_THEMSELVES for base in type(iterable).__mro__)
+
+
+def _checked_split(
+    iterable: Any, batch_size: int | None, split: Split | None, options: dict[str, Any], world_size: int
+) -> Split:
+    """How a stream is split. Checks that it can be."""
+    check_options(options, "world.stream(…, {}=…)", DataLoader, chosen=_CHOSEN)
+    asked = f"Streaming a {type(iterable).__name__}:"
+    if not hasattr(iterable, "__iter__"):
+        raise DataError(asked, "it can't be iterated over.", "give an object with __iter__; with an index: world.shard")
+    if isinstance(iterable, Iterator):
+        hint = "give an object whose __iter__ begins anew, such as an IterableDataset"
+        raise DataError(asked, "it can be read once only, and each epoch and each resume reads it anew.", hint)
+    if batch_size is not None and batch_size < 1:
+        raise DataError(f"Batches of {batch_size} samples:", "a batch has 1 or more.", "batch_size=64")
+    if isinstance(iterable, DataLoader) and batch_size is not None:
+        raise DataError(f"{asked[:-1]} with batch_size={batch_size}:", "it makes batches itself.", "batch_size=None")
+    if split not in (None, *get_args(Split)):
+        found = f"there is no such way.{nearest(str(split), get_args(Split))}"
+        raise SpecError(f"Streaming with split={split!r}:", found, 'split="items" or split="own"')
+    if batch_size is None and split == "items":
+        found = "the iterable gives batches, not items that could be dealt."
+        raise SpecError('Streaming with batch_size=None and split="items":', found, "give a batch_size")
+    if isinstance(iterable, DataLoader) and (workers := options.get("num_workers")):
+        found = "a loader has its own workers, and a worker can't have any."
+        hint = f"{type(iterable).__name__}(…, num_workers={workers})"
+        raise SpecError(f"Streaming a loader with num_workers={workers}:", found, hint)
+    split = split or ("own" if batch_size is None or splits_itself(iterable) else "items")
+    # A dataset of Hugging Face gives each worker a share by itself, but each rank only if it was told to.
+    if split == "own" and world_size > 1 and getattr(iterable, "_distributed", iterable) is None:
+        raise DataError(
+            f"Streaming a {type(iterable).__name__} on {world_size} ranks:",
+            "it was not split by rank: each rank would train on all samples.",
+            "datasets.distributed.split_dataset_by_node(dataset, rank=world.rank, world_size=world.world_size)",
+        )
+    return split

@@ -135,7 +135,9 @@ def _collective(inner: Iterable[Frame]) -> str:
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
             if not frame.function.startswith("_") and frame.function != "wrapper":
                 return re.sub("^(all_gather|reduce_scatter)_(single|into_tensor|tensor)$", r"\1", frame.function)
-        elif frame.file.endswith(("runtime/checkpoint/stop_agreement.py", "runtime/data/next_batch.py")):
+        elif frame.function == "collect" and frame.file.endswith(
+            ("runtime/checkpoint/stop_agreement.py", "runtime/data/next_batch.py")
+        ):
             return "all_reduce"
         elif frame.file.endswith("runtime/device/interruptible_wait.py"):
             return "a collective on the GPU"

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from cluster_ddp.errors import SpecError, check_options
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.model.empty_init.replay import broadcast_storage
+from cluster_ddp.runtime.model.tensors import broadcast_storage, require_same
 from cluster_ddp.slurm.variables import node_name
 
 _CALL = "world.wrap(model, {}=…)"
@@ -186,24 +186,17 @@ def broadcast_weights(model: torch.nn.Module, world: Collectives) -> None:
         SpecError: the ranks have different models.
         DeviceTimeoutError, PeerFailedError: as `World.synchronize`.
     """
-    tensors = list(_tensors(model))
+    tensors = [*model.named_parameters(), *model.named_buffers()]
     described = [(name, tuple(one.shape), str(one.dtype), one.is_meta, one.requires_grad) for name, one in tensors]
-    digests = world.gather(hashlib.sha256(repr(described).encode()).hexdigest())
-    if other := [rank for rank, one in enumerate(digests) if one != digests[0]]:
-        found = "have parameters or buffers of other names, shapes or types than rank 0."
-        found = f"ranks {', '.join(map(str, other))} {found}"
-        raise SpecError("world.wrap(model):", found, "make the same model on every rank")
+    digest = hashlib.sha256(repr(described).encode()).hexdigest()
+    found = "have parameters or buffers of other names, shapes or types than rank 0."
+    require_same(world, digest, found, "make the same model on every rank")
     storages = {id(one.untyped_storage()): one.untyped_storage() for _, one in tensors if not one.is_meta}
     for storage in storages.values():
         broadcast_storage(storage, world.device)
         if storage.device != world.device:
             world.synchronize()
     world.synchronize()
-
-
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def _asked(name: str) -> str:

@@ -11,8 +11,7 @@ from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.folder import named_by
 from cluster_ddp.runtime.checkpoint.restore import read
-from cluster_ddp.runtime.checkpoint.sharded.part_state import filled
-from cluster_ddp.runtime.checkpoint.sharded.shard_file import SavedPieces, described, folder_of
+from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces, filled
 from cluster_ddp.runtime.model.ddp import unwrapped
 
 
@@ -39,9 +38,8 @@ def load_weights(path: str | os.PathLike[str], model: torch.nn.Module, *, part: 
     if part not in parts:
         raise CheckpointError(asked, f"it holds {', '.join(parts)}.", f"part={next(iter(parts), None)!r}")
     try:
-        pieces = SavedPieces(folder_of(found), described(saved))
         inner = unwrapped(model)
-        inner.load_state_dict(filled(part, inner, parts[part], pieces))
+        inner.load_state_dict(filled(part, inner, parts[part], SavedPieces(found, saved)))
     except (RuntimeError, TypeError, AttributeError) as error:  # missing names, other shapes; not a module's state
         hint = "make the model with the same arguments as in the training"
         raise CheckpointError(asked, f"{str(error)[:500]}.", hint) from error

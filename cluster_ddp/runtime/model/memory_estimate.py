@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 
 from cluster_ddp.errors import SpecError, nearest
-from cluster_ddp.runtime.model.blocks import repeated_class
+from cluster_ddp.runtime.model.strategies import repeated_class
 
 STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1}
 """Optimizer -> tensors that it keeps for each parameter, of the parameter's shape and dtype."""
@@ -89,16 +89,29 @@ def estimate(
     if min(gpus, gpus_per_node) < 1 or gpus % gpus_per_node:
         asked = f"Estimating the memory on {gpus} GPUs, {gpus_per_node} in each node:"
         raise SpecError(asked, "that is not a whole number of nodes.", "--gpus 8 --gpus-per-node 4")
-    groups, states = grouped(model, blocks), STATES[optimizer]
-    buffers = sum(map(_bytes, model.buffers()))
-    return [
-        _ddp(model, buffers, states, mixed),
-        *(_sharded(name, groups, parts, buffers, states, mixed) for name, parts in _shards(gpus, gpus_per_node)),
-    ]
+    groups = grouped(model, blocks)
+    parts = {"ddp": 1, "fsdp": gpus} | ({"hsdp": gpus_per_node} if gpus_per_node < gpus else {})
+    return [_need(model, groups, name, shards, STATES[optimizer], mixed) for name, shards in parts.items()]
 
 
-def _shards(gpus: int, gpus_per_node: int) -> list[tuple[str, int]]:
-    return [("fsdp", gpus), *([("hsdp", gpus_per_node)] if gpus_per_node < gpus else [])]
+def _need(
+    model: torch.nn.Module,
+    groups: Sequence[Sequence[torch.nn.Parameter]],
+    strategy: str,
+    shards: int,
+    states: int,
+    mixed: torch.dtype | None,
+) -> Need:
+    parameters = list(model.parameters())
+    gradients = sum(_shard_bytes(one, shards) for one in parameters if one.requires_grad)
+    return Need(
+        strategy=strategy,
+        shards=shards,
+        weights=sum(_shard_bytes(one, shards) for one in parameters) + sum(one.nbytes for one in model.buffers()),
+        gradients=gradients,
+        optimizer=states * gradients,
+        in_flight=_of_ddp(parameters, mixed) if strategy == "ddp" else _in_flight(groups, shards, mixed),
+    )
 
 
 def grouped(model: torch.nn.Module, blocks: Sequence[str] | None) -> list[list[torch.nn.Parameter]]:
@@ -120,39 +133,11 @@ def grouped(model: torch.nn.Module, blocks: Sequence[str] | None) -> list[list[t
     return [[one for one in model.parameters() if one not in taken], *reversed(groups)]
 
 
-def _ddp(model: torch.nn.Module, buffers: int, states: int, mixed: torch.dtype | None) -> Need:
-    trained = [one for one in model.parameters() if one.requires_grad]
-    matrices = [one for one in model.parameters() if one.dim() > 1 and one.dtype == torch.float32]
+def _of_ddp(parameters: Sequence[torch.nn.Parameter], mixed: torch.dtype | None) -> int:
+    """Return the casts of matrices, and the largest gradient before it is copied to its bucket."""
+    matrices = [one for one in parameters if one.dim() > 1 and one.dtype == torch.float32]
     casts = 0 if mixed is None else sum(one.numel() * mixed.itemsize for one in matrices)
-    gradients = sum(map(_bytes, trained))
-    return Need(
-        strategy="ddp",
-        shards=1,
-        weights=sum(map(_bytes, model.parameters())) + buffers,
-        gradients=gradients,
-        optimizer=states * gradients,
-        in_flight=casts + max(map(_bytes, trained), default=0),
-    )
-
-
-def _sharded(
-    strategy: str,
-    groups: Sequence[Sequence[torch.nn.Parameter]],
-    shards: int,
-    buffers: int,
-    states: int,
-    mixed: torch.dtype | None,
-) -> Need:
-    parameters = [one for group in groups for one in group]
-    gradients = sum(_shard_bytes(one, shards) for one in parameters if one.requires_grad)
-    return Need(
-        strategy=strategy,
-        shards=shards,
-        weights=sum(_shard_bytes(one, shards) for one in parameters) + buffers,
-        gradients=gradients,
-        optimizer=states * gradients,
-        in_flight=_in_flight(groups, shards, mixed),
-    )
+    return casts + max((one.nbytes for one in parameters if one.requires_grad), default=0)
 
 
 def _in_flight(groups: Sequence[Sequence[torch.nn.Parameter]], shards: int, mixed: torch.dtype | None) -> int:
@@ -194,7 +179,3 @@ def _shard_numel(tensor: torch.Tensor, shards: int) -> int:
 
 def _shard_bytes(tensor: torch.Tensor, shards: int) -> int:
     return _shard_numel(tensor, shards) * tensor.dtype.itemsize
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.dtype.itemsize

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -11,10 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.training_data import TrainingData
-from cluster_ddp.runtime.model import ddp, sharded_tensor, strategies
-from cluster_ddp.runtime.model.blocks import Blocks
-from cluster_ddp.runtime.model.empty_init import recorder
-from cluster_ddp.runtime.model.strategies import Sharded, Strategy
+from cluster_ddp.runtime.model import ddp, empty_init, strategies
+from cluster_ddp.runtime.model.strategies import Blocks, Sharded, Strategy
+from cluster_ddp.runtime.model.tensors import content, full
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -118,7 +118,7 @@ class Models(Collectives):
                 parameter or buffer on the meta device that was not made in the body, or was changed after it; a body
                 that did something else on another rank.
         """
-        return recorder.recorded(self.device)
+        return empty_init.recorded(self.device)
 
     def accumulate(
         self, model: torch.nn.Module, batch: TrainingData | int, *, every: int | None = None
@@ -167,7 +167,8 @@ class Models(Collectives):
         Raises:
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
-        norm = sharded_tensor.clip_grad_norm(model.parameters(), max_norm, norm_type)
+        given = [one for one in model.parameters() if one.grad is not None]
+        norm = full(torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type))
         self.synchronize()
         return float(norm)
 
@@ -199,7 +200,12 @@ class Models(Collectives):
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
         self.synchronize()
-        digests = self.gather(sharded_tensor.digest(ddp.unwrapped(model), self.synchronize))
+        found = hashlib.sha256()
+        for tensor in ddp.unwrapped(model).state_dict().values():
+            whole = full(tensor)
+            self.synchronize()  # reading it would block until it is gathered
+            found.update(content(whole))
+        digests = self.gather(found.hexdigest())
         if len(set(digests)) > 1:
             raise RuntimeError(f"the ranks ended with different weights: {digests}")
         return digests[0]

@@ -23,7 +23,7 @@ from slowness import scaled, wait_until
 import cluster_ddp
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import stop_signals
-from cluster_ddp.runtime.checkpoint import time_limit
+from cluster_ddp.runtime.checkpoint import stop_agreement
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped
 from cluster_ddp.slurm.variables import node_name
 
@@ -47,7 +47,7 @@ def flag(
     times = {"SLURM_JOB_START_TIME": str(start), "SLURM_JOB_END_TIME": str(end)}
     env = {name: text for name, text in times.items() if text}
     stop_flag = StopFlag(signals)
-    time_limit.watch(stop_flag, a_world(*others, is_main=is_main), env)
+    stop_agreement.watch_time_limit(stop_flag, a_world(*others, is_main=is_main), env)
     return stop_flag
 
 
@@ -255,7 +255,7 @@ def test_it_stops_in_time_before_the_jobs_end(
     now = SimpleNamespace(wall=1.8e9, monotonic=500.0)
     fake = SimpleNamespace(time=lambda: now.wall, monotonic=lambda: now.monotonic)
     monkeypatch.setattr(stop_signals, "time", fake)
-    monkeypatch.setattr(time_limit, "time", fake)
+    monkeypatch.setattr(stop_agreement, "time", fake)
     start = "" if passed_s is None else int(now.wall) - passed_s
     told = flag(int(now.wall) + left_s, start=start)
     now.monotonic += left_s - margin_s - 0.1
@@ -323,7 +323,7 @@ def test_clocks_do_not_matter_where_nobody_tells_the_end(said: pytest.LogCapture
 @pytest.fixture
 def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture) -> Iterator[Times]:
     """The file that the batch script writes, and the flag of a rank that reads it."""
-    monkeypatch.setattr(time_limit, "_READ_EVERY_S", 0.01)
+    monkeypatch.setattr(stop_agreement, "_READ_EVERY_S", 0.01)
     made = Times(tmp_path / "times")
     yield made
     for told in made.flags:
@@ -345,7 +345,7 @@ class Times:
         if left_s is not None:
             env["SLURM_JOB_END_TIME"] = str(int(time.time()) + left_s)
         self.flags.append(StopFlag(()))
-        time_limit.watch(self.flags[-1], a_world(*others, is_main=is_main), env)
+        stop_agreement.watch_time_limit(self.flags[-1], a_world(*others, is_main=is_main), env)
         return self.flags[-1]
 
     def change(self, left_s: int | None) -> None:

@@ -1,10 +1,8 @@
 """Checkpoints of models that are sharded over the ranks (FSDP2): `step-N.pt`, and a shard file of each rank beside it.
 
-pieces       which piece of a sharded tensor this rank has, and a tensor made of saved pieces
-shard_file   one rank's shard file: writing, checking and reading it
-part_state   a part's state as it is loaded, on whatever number of ranks
-shard_check  before a resume, each rank checks the files that it will read
-shard_save   a save of all ranks: each writes its shard file, and rank 0 the checkpoint last
+shard_file  one rank's shard file: writing and checking it, before a resume on all ranks at the same time
+part_state  a part's state as it is loaded, on whatever number of ranks; the saved pieces
+shard_save  a save of all ranks: each writes its shard file, and rank 0 the checkpoint last
 
 `step-N.pt` is an ordinary checkpoint. In place of a sharded tensor it has one without values (torch's meta device), and
 it names each shard file, in step-N.shards/, with its SHA-256. So a checkpoint is whole once it has its name.

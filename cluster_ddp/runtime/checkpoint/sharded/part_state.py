@@ -5,19 +5,76 @@ So a checkpoint of 4 ranks fits 2 ranks, and one of a model under DDP fits the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
-from cluster_ddp.runtime.checkpoint.sharded import pieces
-from cluster_ddp.runtime.checkpoint.sharded.shard_file import SavedPieces
+from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
-from cluster_ddp.runtime.model.sharded_tensor import is_sharded, local_part
+from cluster_ddp.runtime.model import tensors
+from cluster_ddp.runtime.model.tensors import Piece, is_sharded, local_part
 from cluster_ddp.runtime.world import World
+
+
+class SavedPieces:
+    """The pieces of a checkpoint, read from its shard files as they are needed; their bytes are mapped into memory.
+
+    Args:
+        checkpoint: its path.
+        saved: what it holds; see `checkpoint_file.read`.
+    """
+
+    def __init__(self, checkpoint: Path, saved: Mapping[str, Any]) -> None:
+        self._folder, self._files = shard_file.folder_of(checkpoint), shard_file.described(saved)
+        self._open: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
+
+    def read(self, name: str, whole: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
+        """Return the values of the tensor of that name: of `wanted`, a DTensor, this rank's part; else all.
+
+        Args:
+            name: its place in the saved state.
+            whole: a tensor of its shape and dtype, without values.
+            wanted: of the same shape.
+
+        Raises:
+            UnusableError: the shard files do not have all its values.
+        """
+        start, shape = (0,) * whole.dim(), tuple(whole.shape)
+        first = None
+        if wanted is not None:
+            start, shape = tensors.start_of(wanted), tuple(local_part(wanted).shape)
+            first = tensors.writer_of(wanted)
+        try:
+            return tensors.joined(shape, start, whole.dtype, self.of(name, first))
+        except ValueError as error:
+            raise UnusableError(f"{name}: {error}") from None
+
+    def of(self, name: str, first: int | None = None) -> Iterator[Piece]:
+        """Yield the pieces of a tensor, with those of one rank first: a training on as many ranks needs no others.
+
+        Each has a storage of its own, whose memory is released once the next one is asked for.
+        """
+        for file in sorted(self._files, key=lambda file: self._files[file]["rank"] != first):
+            if file not in self._open:
+                content = checkpoint_file.load(self._folder / file)
+                self._open[file] = content["shard"], json.loads(content["index"])
+            shard, index = self._open[file]
+            if name in index:
+                dtype, start, shape, offset = index[name]
+                kind = getattr(torch, dtype)
+                nbytes = torch.Size(shape).numel() * kind.itemsize
+                values = torch.from_numpy(shard[offset : offset + nbytes].numpy()).view(kind).view(shape)
+                try:
+                    yield Piece(tuple(start), offset, values)
+                finally:  # also if no other piece is asked for
+                    checkpoint_file.release(values)
 
 
 def check(world: World, parts: Mapping[str, Any], states: Mapping[str, Any]) -> torch.Tensor | None:
@@ -26,14 +83,15 @@ def check(world: World, parts: Mapping[str, Any], states: Mapping[str, Any]) -> 
     A collective: what is wrong on one rank ends all.
 
     Raises:
-        CheckpointError: a value can't be saved; or an optimizer has parameters of no module, such as those that its
-            module had before it was sharded.
+        CheckpointError: a value can't be saved, such as one without values, or one that is split in two ways; or an
+            optimizer has parameters of no module, such as those that its module had before it was sharded.
     """
     found: list[torch.Tensor] = []
 
     def looked_at(tensor: torch.Tensor, name: str) -> torch.Tensor:
         found.extend([tensor] if is_sharded(tensor) else [])
-        return pieces.check(tensor, name)
+        _check_tensor(tensor, name)
+        return tensor
 
     error: CheckpointError | None = None
     try:
@@ -46,6 +104,18 @@ def check(world: World, parts: Mapping[str, Any], states: Mapping[str, Any]) -> 
     if first := next(filter(None, of_ranks), None):
         raise CheckpointError(*first) from error
     return next(iter(found), None)
+
+
+def _check_tensor(tensor: Any, name: str) -> None:
+    if tensor.is_meta:
+        found = f"{name} has no values: it is on the meta device."
+        hint = "after world.empty_init(), wrap the model: model = world.wrap(model, …)"
+        raise CheckpointError("Saving a checkpoint:", found, hint)
+    kinds = [type(one).__name__ for one in tensor.placements] if is_sharded(tensor) else []
+    if kinds.count("Shard") > 1 or set(kinds) - {"Shard", "Replicate"}:
+        found = f"{name} is split as {tensor.placements}: tensor parallelism is not supported."
+        hint = 'shard the model with world.wrap(model, strategy="fsdp") or "hsdp" alone'
+        raise CheckpointError("Saving a checkpoint:", found, hint)
 
 
 def _check_optimizers(parts: Mapping[str, Any]) -> None:
@@ -100,7 +170,7 @@ def filled(name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPiece
     def value(tensor: torch.Tensor, place: str) -> torch.Tensor:
         here = own.get(place)
         if here is not None and here.shape == tensor.shape:  # else load_state_dict names it
-            values = saved_pieces.read(place, tensor, here) if tensor.is_meta else pieces.cut(tensor, here)
+            values = saved_pieces.read(place, tensor, here) if tensor.is_meta else tensors.cut(tensor, here)
             local_part(here).copy_(values)
             return here
         values = saved_pieces.read(place, tensor, None) if tensor.is_meta else tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ import torch
 
 from cluster_ddp.files import remove_leftovers
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
-from cluster_ddp.runtime.checkpoint.sharded import pieces
-from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard, Piece
-from cluster_ddp.runtime.model.sharded_tensor import local_part
+from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
+from cluster_ddp.runtime.collectives import Collectives
+from cluster_ddp.runtime.model import tensors
+from cluster_ddp.runtime.model.tensors import LocalShard
 
 SUFFIX = ".shards"
 _READERS = 4  # one thread hashes at 0.5 to 2 GB/s
@@ -78,6 +78,12 @@ def size_complaint(path: Path, described: Mapping[str, Any]) -> str | None:
     return None if size == described["bytes"] else f"its shard {path.name} has {size} bytes, not {described['bytes']}"
 
 
+def described(saved: Mapping[str, Any]) -> Files:
+    """Return what a checkpoint says of its shard files; nothing if it has none."""
+    found: Files = saved.get("sharded", {}).get("files", {})
+    return found
+
+
 def check_all(checkpoint: Path) -> None:
     """Check all shard files of a checkpoint in this process, if it has any.
 
@@ -85,17 +91,47 @@ def check_all(checkpoint: Path) -> None:
         DamagedError: one is missing, or is not as it was written; or the checkpoint can't be used.
         OSError: the checkpoint can't be read.
     """
-    there, folder = described(checkpoint_file.read(checkpoint)), folder_of(checkpoint)
+    files, folder = described(checkpoint_file.read(checkpoint)), folder_of(checkpoint)
     with ThreadPoolExecutor(_READERS) as readers:
-        found = readers.map(lambda name: complaint(folder / name, there[name]), there)
-        if words := next(filter(None, found), None):
-            raise DamagedError(words)
+        _refuse(readers.map(lambda name: complaint(folder / name, files[name]), files))
 
 
-def described(saved: Mapping[str, Any]) -> Files:
-    """Return what a checkpoint says of its shard files; nothing if it has none."""
-    found: Files = saved.get("sharded", {}).get("files", {})
-    return found
+def check_on_all_ranks(world: Collectives, sharded: torch.Tensor | None, checkpoint: Path) -> None:
+    """Do the same as `check_all`, but each rank checks a part of the files, all at the same time.
+
+    Call it on rank 0, as often as needed, while the others `answer_checks`. It ends them by `world.broadcast(None)`.
+
+    Args:
+        sharded: a sharded tensor of this training, if there is one: each rank checks what it will read.
+    """
+    files, folder = described(checkpoint_file.read(checkpoint)), folder_of(checkpoint)
+    _refuse(size_complaint(folder / name, files[name]) for name in files)  # what is not here, all ranks would wait for
+    if files:
+        world.broadcast((str(folder), dict(files)))
+        _refuse(world.gather(_complaint_here(world, sharded, folder, files)))
+
+
+def answer_checks(world: Collectives, sharded: torch.Tensor | None) -> None:
+    """Check this rank's shard files whenever rank 0 asks. Call it on the other ranks."""
+    nothing: Any = None
+    while question := world.broadcast(nothing):
+        folder, files = question
+        world.gather(_complaint_here(world, sharded, Path(folder), files))
+
+
+def _complaint_here(world: Collectives, sharded: torch.Tensor | None, folder: Path, files: Files) -> str | None:
+    """Why this rank can't use its shard files, or if other ranks than now have written them, its share; or None."""
+    mine = list(files)[world.rank :: world.world_size]
+    if sharded is not None and tensors.writers_of(sharded) == {one["rank"] for one in files.values()}:
+        mine = [name for name in files if files[name]["rank"] == tensors.writer_of(sharded)]
+    patience_s = checkpoint_file.VISIBLE_WITHIN_S
+    return next(filter(None, (complaint(folder / name, files[name], patience_s=patience_s) for name in mine)), None)
+
+
+def _refuse(complaints: Iterable[str | None]) -> None:
+    """Raise DamagedError for the first complaint, if there is one."""
+    if words := next(filter(None, complaints), None):
+        raise DamagedError(words)
 
 
 def remove(checkpoint: Path) -> None:
@@ -124,52 +160,3 @@ def remove_orphans(checkpoints: Path, *, before: Path | None = None) -> None:
             remove_leftovers(folder)
         if not folder.with_suffix(".pt").exists() and (before is None or folder.stem < before.stem):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-class SavedPieces:
-    """The pieces of a checkpoint, read from its shard files as they are needed; their bytes are mapped into memory."""
-
-    def __init__(self, folder: Path, files: Files) -> None:
-        self._folder, self._files = folder, files
-        self._open: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
-
-    def read(self, name: str, whole: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
-        """Return the values of the tensor of that name: of `wanted`, a DTensor, this rank's part; else all.
-
-        Args:
-            name: its place in the saved state.
-            whole: a tensor of its shape and dtype, without values.
-            wanted: of the same shape.
-
-        Raises:
-            UnusableError: the shard files do not have all its values.
-        """
-        start, shape = (0,) * whole.dim(), tuple(whole.shape)
-        first = None
-        if wanted is not None:
-            start, shape = pieces.start_of(wanted), tuple(local_part(wanted).shape)
-            first = pieces.writer_of(wanted)
-        try:
-            return pieces.joined(shape, start, whole.dtype, self.of(name, first))
-        except ValueError as error:
-            raise UnusableError(f"{name}: {error}") from None
-
-    def of(self, name: str, first: int | None = None) -> Iterator[Piece]:
-        """Yield the pieces of a tensor, with those of one rank first: a training on as many ranks needs no others.
-
-        Each has a storage of its own, whose memory is released once the next one is asked for.
-        """
-        for file in sorted(self._files, key=lambda file: self._files[file]["rank"] != first):
-            if file not in self._open:
-                content = checkpoint_file.load(self._folder / file)
-                self._open[file] = content["shard"], json.loads(content["index"])
-            shard, index = self._open[file]
-            if name in index:
-                dtype, start, shape, offset = index[name]
-                kind = getattr(torch, dtype)
-                nbytes = torch.Size(shape).numel() * kind.itemsize
-                values = torch.from_numpy(shard[offset : offset + nbytes].numpy()).view(kind).view(shape)
-                try:
-                    yield Piece(tuple(start), offset, values)
-                finally:  # also if no other piece is asked for
-                    checkpoint_file.release(values)

@@ -19,8 +19,9 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, _Save
 from cluster_ddp.runtime.checkpoint.sharded import shard_file, shard_save
-from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard, Piece
+from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
+from cluster_ddp.runtime.model.tensors import LocalShard, Piece
 
 NAME = "state['parts']['model']['weight']"
 
@@ -80,7 +81,7 @@ def newest_step(path: Path) -> int | None:
     if found is None:
         return None
     saved = checkpoint_file.read(found[0])
-    pieces = shard_file.SavedPieces(shard_file.folder_of(found[0]), shard_file.described(saved))
+    pieces = SavedPieces(found[0], saved)
     values = pieces.read(NAME, saved["parts"]["model"]["weight"], None)
     assert values.shape == (60,) and len(set(values.tolist())) == 1
     assert values[0].item() == saved["position"]["steps"]

@@ -26,8 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh
 import cluster_ddp
 from cluster_ddp import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.sharded import pieces, shard_file
+from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.model.ddp import unwrapped
+from cluster_ddp.runtime.model.tensors import Piece, joined
 from cluster_ddp.runtime.run_dir import background_writer
 
 JOB_ID = job_ids()
@@ -363,7 +364,7 @@ def test_what_can_not_be_saved_is_refused_on_all_ranks(tmp_path: Path) -> None:
 
 def test_a_tensor_of_which_a_piece_is_missing_is_not_read() -> None:
     with pytest.raises(ValueError, match="its pieces have 2 of 3 elements"):
-        pieces.joined((3,), (1,), torch.float32, [pieces.Piece((0,), 0, torch.ones(3))])
+        joined((3,), (1,), torch.float32, [Piece((0,), 0, torch.ones(3))])
 
 
 def test_planted_code_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from cluster_ddp.runtime.data.data_loader import Loader
+from cluster_ddp.runtime.data.data_loader import Loader, keep_through_stops
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
-from cluster_ddp.runtime.data.loader_workers import keep_through_stops
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology

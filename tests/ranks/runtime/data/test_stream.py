@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from cluster_ddp.errors import ClusterDDPError, DataError
 from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import Order, Start, StreamReader
-from cluster_ddp.runtime.data.stream_setup import splits_itself
+from cluster_ddp.runtime.data.world_data import splits_itself
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import cluster_ddp
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.model.empty_init import replay
+from cluster_ddp.runtime.model import replay
 
 JOB_ID = job_ids()
 
