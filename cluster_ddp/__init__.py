@@ -42,6 +42,7 @@ from cluster_ddp.errors import (
 
 if TYPE_CHECKING:
     from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
+    from cluster_ddp.runtime.checkpoint.restore import load_weights
     from cluster_ddp.runtime.console import Progress
     from cluster_ddp.runtime.data.device_dataset import ResidentSet
     from cluster_ddp.runtime.data.shard import Shard
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs
     from cluster_ddp.runtime.model.fast_cpu import fast_cpu
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
-    from cluster_ddp.runtime.model.load_weights import load_weights
     from cluster_ddp.runtime.non_finite import FiniteCheck
     from cluster_ddp.runtime.profiling.step_trace import trace_range
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -124,7 +124,7 @@ _MODULES = {
     "World": "runtime.world",
     "distributed": "runtime.distributed",
     "fast_cpu": "runtime.model.fast_cpu",
-    "load_weights": "runtime.model.load_weights",
+    "load_weights": "runtime.checkpoint.restore",
     "lr_scale": "runtime.model.learning_rate",
     "submit": "submit_api",
     "submit_array": "submit_api",

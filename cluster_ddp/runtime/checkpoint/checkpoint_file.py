@@ -116,14 +116,10 @@ def load(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # whatever a broken or malicious pickle causes
-        raise UnusableError(_refusal(error)) from None  # torch's text advises to load it anyway
-
-
-def _refusal(error: Exception) -> str:
-    """Why torch.load refuses a file, without torch's advice to let the file run its code."""
-    if found := re.search(r"GLOBAL ([\w.]{1,100})", str(error)):
-        return f"it contains {found[1]}, but only tensors and plain values are read; none of its code was run"
-    return f"it is not a checkpoint ({type(error).__name__}); none of its code was run"
+        found = re.search(r"GLOBAL ([\w.]{1,100})", str(error))
+        why = f"contains {found[1]}, but only tensors and plain values are read" if found else None
+        why = why or f"is not a checkpoint ({type(error).__name__})"
+        raise UnusableError(f"it {why}; none of its code was run") from None  # torch's text advises to load it anyway
 
 
 def taken(tensor: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ class Checkpointer:
         self.world = world
         self._shards = [shard] if isinstance(shard, TrainingData) else list(shard or ())
         self._stop_flag = StopFlag(stop_signals, told=world.is_main)
-        interval = Interval.of(every, has_epochs=bool(self._shards))
+        interval = Interval.parse(every or ("1epoch" if self._shards else "10min"), has_epochs=bool(self._shards))
         check_choices(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
         if run_dir is None and Env.RUN_DIR not in os.environ:  # nobody has named it
@@ -101,7 +101,6 @@ class Checkpointer:
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
         self._saver = Saver(self._state, self._folder, self.run_dir, before_save, on_nan)
-        self._state.is_finished &= is_own  # another run's end is a beginning
         if is_own:
             self._saver.saved = self._saver.place
         path = self.run_dir.path / File.TRACE.format(world.rank)

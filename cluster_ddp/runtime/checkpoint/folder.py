@@ -31,17 +31,13 @@ _NAME = re.compile(r"step-(\d+)\.pt")
 REFUSED = "The checkpoint %s %s: %s."
 
 
-class LeftOutError(Exception):
-    """Raised by what comes first in a save: the state is left out, and that was logged."""
-
-
 @dataclass(frozen=True)
 class _Save:
-    """A checkpoint to write: its state, and what must be on disk before, which `first` writes."""
+    """A checkpoint to write; see `CheckpointFolder.save`."""
 
     path: Path
     state: Mapping[str, Any]
-    first: Callable[[], None]
+    first: Callable[[], object]
     shards: ShardSave | None = None
     """Of a sharded state."""
     best: str | None = None
@@ -92,15 +88,15 @@ class CheckpointFolder:
         step: int,
         state: Mapping[str, Any],
         *,
-        first: Callable[[], None],
+        first: Callable[[], object],
         shards: ShardSave | None = None,
         best: tuple[str, float] | None = None,
     ) -> None:
         """Write a checkpoint in the background, after the previous one. A failure is logged, not raised.
 
-        The state must not change until it is written. `first` is called first, to write what must be on disk before. It
-        may raise LeftOutError. `writer` raises its RunDirError and NonFiniteError. A `best` one replaces the one
-        before.
+        The state must not change until it is written. `first` is called first, to write what must be on disk before. If
+        it returns True, the state is left out. `writer` raises its RunDirError and NonFiniteError. A `best` one
+        replaces the one before.
         """
         path = self.path / f"step-{step:08}.pt"
         if best is not None:
@@ -163,16 +159,15 @@ class CheckpointFolder:
     def _write(self, save: _Save) -> bool:
         """Write a checkpoint, or this rank's part of it. Returns whether the checkpoint is written."""
         try:
-            save.first()
+            if save.first():
+                self.failure = ""  # a retry would be left out, too
+                return False
             if not self.path.is_dir():
                 ensure_dir(self.path)
                 sync_folder(self.path.parent)
             if save.shards is None:
                 checkpoint_file.write(save.path, save.state)
             is_written = save.shards is None or save.shards.write(save.path, save.state)
-        except LeftOutError:
-            self.failure = ""  # a retry would end here again
-            return False
         except (RunDirError, NonFiniteError):
             raise
         except Exception as error:  # of any kind: training matters more than one checkpoint

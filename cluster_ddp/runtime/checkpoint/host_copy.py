@@ -42,14 +42,10 @@ class HostCopy:
     def reserve(self, value: Any, name: str = "state") -> None:
         """Allocate the memory for a copy of a value, unless there is enough. See `with_tensors`."""
         totals = {self._whole: 0, self._shard: 0}
-
-        def count(tensor: torch.Tensor, where: str) -> torch.Tensor:
+        for _, tensor in tensors_in(value, name):
             memory, local = self._source(tensor)
             if memory is not None and _fits(local):
                 totals[memory] += _aligned(local.nbytes)
-            return tensor
-
-        with_tensors(value, name, count)
         for memory, total in totals.items():
             memory.reserve(total)
 
@@ -58,14 +54,17 @@ class HostCopy:
 
         Copies from a GPU run asynchronously: synchronize before you read them.
         """
-        self._whole.used = self._shard.used = 0
-        self._shapes, self._pieces = {}, {}
         with torch.no_grad():  # a DTensor gives its local part at once then
             try:
-                return with_tensors(value, name, self._copy)
+                return self._filled(value, name)
             except _FullError:
                 self.reserve(value, name)
-                return self.of(value, name)
+                return self._filled(value, name)
+
+    def _filled(self, value: Any, name: str) -> Any:
+        self._whole.used = self._shard.used = 0
+        self._shapes, self._pieces = {}, {}
+        return with_tensors(value, name, self._copy)
 
     @property
     def shard(self) -> LocalShard:
@@ -170,6 +169,18 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNED_TO) * _ALIGNED_TO
+
+
+def tensors_in(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors in a value, with their names. See `with_tensors`."""
+    found: list[tuple[str, torch.Tensor]] = []
+
+    def note(tensor: torch.Tensor, where: str) -> torch.Tensor:
+        found.append((where, tensor))
+        return tensor
+
+    with_tensors(value, name, note)
+    return found
 
 
 def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:

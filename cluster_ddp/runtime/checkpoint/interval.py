@@ -19,24 +19,11 @@ class Interval:
     unit: Unit
 
     @staticmethod
-    def of(every: str | None, *, has_epochs: bool) -> Interval:
-        """Read text as `parse`; None is one epoch, or ten minutes in a training without a shard, which has no epochs.
-
-        Raises:
-            SpecError: it has another form, or is of epochs where there are none.
-        """
-        interval = Interval.parse(every or ("1epoch" if has_epochs else "10min"))
-        if interval.unit == "epoch" and not has_epochs:
-            found = "a training without a shard has no epochs."
-            raise SpecError(f"Saving every {every}:", found, "save every 500steps or 10min, or give shard=")
-        return interval
-
-    @staticmethod
-    def parse(text: str) -> Interval:
+    def parse(text: str, *, has_epochs: bool = True) -> Interval:
         """Read text such as "1epoch", "2 epochs", "500steps", "10min" or "never".
 
         Raises:
-            SpecError: it has another form.
+            SpecError: it has another form, or is of epochs in a training that has none.
         """
         if text == "never":
             return Interval(0, "never")
@@ -45,6 +32,9 @@ class Interval:
             legal = "a whole number of epochs, steps or minutes, or never"
             hint = "--checkpoint-every 1epoch, 500steps or 10min"
             raise SpecError(f"Saving a checkpoint every {text!r}:", f"it must be {legal}.", hint)
+        if match[2] == "epoch" and not has_epochs:
+            found = "a training without a shard has no epochs."
+            raise SpecError(f"Saving every {text}:", found, "save every 500steps or 10min, or give shard=")
         return Interval(int(match[1]), cast(Unit, match[2]))
 
     def is_due(self, steps: int, epochs: int, *, epoch_ended: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Which checkpoint a training continues from."""
+"""Which checkpoint a training continues from; and a model's weights from one, without a training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.files import remove_leftovers
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.folder import REFUSED, CheckpointFolder, named_by
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
-from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces
+from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces, filled
 from cluster_ddp.runtime.checkpoint.state import TrainingState
+from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.run_dir import fenced_writes, start_log
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -58,6 +61,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     shards = SavedPieces(path, saved)
     del saved  # frees its memory
     state.load(functools.partial(read, path), shards)
+    state.is_finished &= is_own  # another run's end is a beginning
     if is_own:
         with run_dir.written():
             run_dir.continue_metrics(metrics_bytes)
@@ -208,3 +212,36 @@ def _content(path: Path) -> dict[str, Any]:
 def _unusable(path: Path, error: UnusableError) -> CheckpointError:
     hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
     return CheckpointError(f"Resuming from {path}:", f"{error}.", hint)
+
+
+def load_weights(path: str | os.PathLike[str], model: torch.nn.Module, *, part: str = "model") -> Path:
+    """Load a model's parameters and buffers from a checkpoint. It needs no world; the model stays on its device.
+
+    A sharded model (`World.wrap`) takes its own pieces, from whatever checkpoint.
+
+    Args:
+        path: a checkpoint, such as runs/fit-12/checkpoints/best-accuracy.pt; or a run directory: then its newest one.
+        model: of the same architecture; wrapped, compiled or plain.
+        part: the name that the model had in `Checkpointer`.
+
+    Returns:
+        The path of the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or damaged, has no such part, or holds another model.
+    """
+    found, _ = named_by(Path(path))
+    saved = read(found)
+    parts = saved["parts"]
+    asked = f"Loading {part!r} from {found}:"
+    if part not in parts:
+        raise CheckpointError(asked, f"it holds {', '.join(parts)}.", f"part={next(iter(parts), None)!r}")
+    try:
+        inner = unwrapped(model)
+        inner.load_state_dict(filled(part, inner, parts[part], SavedPieces(found, saved)))
+    except (RuntimeError, TypeError, AttributeError) as error:  # missing names, other shapes; not a module's state
+        hint = "make the model with the same arguments as in the training"
+        raise CheckpointError(asked, f"{str(error)[:500]}.", hint) from error
+    except UnusableError as error:
+        raise CheckpointError(asked, f"{error}.", "name another checkpoint, or make this one again") from None
+    return found

@@ -7,11 +7,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args
 
 from cluster_ddp.errors import CheckpointError, SpecError, nearest
 from cluster_ddp.runtime import non_finite
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, LeftOutError, step_of
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, step_of
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir import background_writer, start_log
@@ -168,23 +168,24 @@ class Saver:
         if self.state.is_sharded:
             self._writes += 1
             token = f"{self._token}-{self._writes}"  # what a rank told of another try is not taken for this one's
-            shards = ShardSave(self.world, self.state.shard, self._writers, token, self._leave_out)
-        first = functools.partial(self._check_and_sync, shards)
+            shards = ShardSave(self.world, self.state.shard, self._writers, token, self._tell_non_finite)
+        first = functools.partial(self._is_left_out, shards)
         self.folder.save(self.state.steps, self._copied, first=first, shards=shards, best=best)
 
-    def _check_and_sync(self, shards: ShardSave | None) -> None:
-        """Before the copy is written, in the background: keep a non-finite one out, and write all records."""
+    def _is_left_out(self, shards: ShardSave | None) -> bool:
+        """Before the copy is written, in the background: whether it is non-finite, and left out. Else sync records."""
         assert self._copied is not None
         found = [] if self._on_nan == "save" else self.state.non_finite(self._copied)
-        if found and shards is not None and not self.world.is_main:
+        if not found:
+            self.run_dir.sync()
+        elif shards is not None and not self.world.is_main:
             shards.leave_out(found)
-            raise LeftOutError
-        if found:
-            self._leave_out(found)
-        self.run_dir.sync()
+        else:
+            self._tell_non_finite(found)
+        return bool(found)
 
-    def _leave_out(self, found: list[str]) -> NoReturn:
-        """Log once that the copied state is non-finite, or end the job."""
+    def _tell_non_finite(self, found: list[str]) -> None:
+        """Log once that the copied state is non-finite and left out, or end the job."""
         assert self._copied is not None
         step = self._copied["position"]["steps"]
         hint = (
@@ -200,7 +201,6 @@ class Saver:
             on = "Training continues, and saves nothing while that lasts"
             log.error('%s\n%s; Checkpointer(on_nan="stop") would end the job.', error, on)
             start_log.note_non_finite(self.run_dir.path, step, words)
-        raise LeftOutError
 
     def _has_copy(self) -> bool:
         return self._copied is not None and self._copied["position"]["steps"] == self.state.steps

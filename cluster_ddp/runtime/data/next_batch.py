@@ -43,7 +43,7 @@ class NextBatchAgreement:
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
         self._work: dist.Work | None = None
-        self._values = torch.empty(0)
+        self._values = torch.zeros(3, dtype=torch.int64)
 
     def begin(self, *, has_batch: bool, samples: int, is_full: bool, first: int) -> None:
         """Begin to exchange what this rank knows of its next batch. A collective."""
@@ -55,7 +55,7 @@ class NextBatchAgreement:
             self._work = dist.all_reduce(self._values, async_op=True)
 
     def collect(self) -> NextBatch:
-        """Return what was exchanged; wait for the ranks that have not begun yet.
+        """Return what was exchanged last; wait for the ranks that have not begun yet.
 
         Raises:
             RuntimeError: gloo: a rank did not begin in time or is gone.

@@ -159,10 +159,12 @@ class Shard(TrainingData):
         fingerprint: of the dataset (see `fingerprint`); None if unknown.
     """
 
+    size: int
+
     def __init__(
         self, batches: DistributedBatchSampler, source: Iterable[Any], *, fingerprint: str | None = None
     ) -> None:
-        super().__init__(batches.world_size)
+        super().__init__(batches.world_size, batches.size, accumulates=batches.accumulates)
         self.batches, self.fingerprint, self._source = batches, fingerprint, source
         self._resume_at = self._batch = (0, 0)
         self._steps_per_epoch = len(batches.bounds)
@@ -201,17 +203,6 @@ class Shard(TrainingData):
         }
 
     @property
-    def is_full_batch(self) -> bool:
-        """Whether every rank has exactly `batch_size` samples in this batch; the same on all ranks."""
-        start, stop = self._batch
-        return stop - start == self.batches.batch_size * self._world_size
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether an update may take several batches, so that `ends_update` says which one completes it."""
-        return self.batches.accumulates
-
-    @property
     def ends_update(self) -> bool:
         """Whether this batch is the last one of its update; the same on all ranks."""
         return self.seen == self._update_start + self._update_samples
@@ -227,11 +218,6 @@ class Shard(TrainingData):
         """Whether this batch is the last one of its epoch."""
         return self.seen == self.size
 
-    @property
-    def size(self) -> int:
-        """Number of samples in an epoch, of all ranks together."""
-        return self.batches.size
-
     def __iter__(self) -> Iterator[Any]:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.bounds = self.batches.bounds_from(seen)
@@ -240,6 +226,7 @@ class Shard(TrainingData):
             if bounds[0] == update[0]:
                 self._begin_update(*update)
             self._batch, self.seen = bounds, bounds[1]
+            self.is_full_batch = bounds[1] - bounds[0] == self.batches.batch_size * self._world_size
             rank_progress.note_progress()
             yield batch
         if self.at_end:

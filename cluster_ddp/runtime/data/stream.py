@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from cluster_ddp.errors import DataError, counted
 from cluster_ddp.runtime.data.data_loader import as_it_is, copied
 from cluster_ddp.runtime.data.device_dataset import fingerprint
-from cluster_ddp.runtime.data.next_batch import FirstItems, NextBatch, NextBatchAgreement
+from cluster_ddp.runtime.data.next_batch import FirstItems, NextBatchAgreement
 from cluster_ddp.runtime.data.stream_places import StreamPlaces
 from cluster_ddp.runtime.data.stream_reader import Order, Record, Start, StreamReader
 from cluster_ddp.runtime.data.training_data import TrainingData
@@ -41,40 +41,24 @@ class Stream(TrainingData):
     """
 
     def __init__(self, reader: StreamReader, *, device: torch.device | None, **options: Any) -> None:
-        super().__init__(reader.world_size)
+        super().__init__(reader.world_size, None)
         self.split, self.fingerprint = reader.split, fingerprint(reader.iterable)
         self._reader, self._rank, self._device = reader, reader.rank, device
         self._epoch, self._number = 0, -1
         self._places = StreamPlaces(options["num_workers"] or 1, reader.split)
         self._is_resumed = self._has_pass = False
-        self._size: int | None = None
-        self._is_full = self._is_at_end = False
+        self._is_at_end = False
         self._agreement, self._has_asked = NextBatchAgreement(reader.rank, reader.world_size), False
-        self._found = NextBatch(0, 0, 0, [])
         self._firsts = FirstItems(reader.split, told=False)
-        self._has_told = False
         self._orders = _Orders()
         self._loader: DataLoader[Record] = DataLoader(
             reader, sampler=self._orders, batch_size=None, collate_fn=as_it_is, **options
         )
 
     @property
-    def size(self) -> int | None:
-        """Number of samples that the last whole epoch had, of all ranks together; None before one has ended."""
-        return self._size
-
-    @property
-    def is_full_batch(self) -> bool:
-        """Whether every rank has exactly `batch_size` samples in this batch; the same on all ranks."""
-        return self._is_full
-
-    @property
     def is_at_end(self) -> bool:
         """Whether the current batch is the last one of its epoch: some rank has no other."""
-        if self._has_asked:
-            self._found = self._agreement.collect()
-            self._is_at_end = self._found.ranks < self._world_size
-        return self._is_at_end
+        return self._agreement.collect().ranks < self._world_size if self._has_asked else self._is_at_end
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, from 0. A new epoch starts at its beginning."""
@@ -93,7 +77,7 @@ class Stream(TrainingData):
             "seen": self.seen,
             "stream": self.split,
             "is_at_end": self.is_at_end,
-            "last_size": self._size,
+            "last_size": self.size,
         }
 
     def place_of_rank(self) -> dict[str, Any]:
@@ -115,7 +99,7 @@ class Stream(TrainingData):
                 raise _other_shares(before, (self._world_size, self._places.readers))
             mine = of_ranks[self._rank] if is_same else None  # an epoch begins with any number
         self._places.load(mine)
-        self._epoch, self._size, self._is_at_end = epoch, place["last_size"], place["is_at_end"]
+        self._epoch, self.size, self._is_at_end = epoch, place["last_size"], place["is_at_end"]
         self.step, self.seen = place["step"] - 1, place["seen"]
         self._is_resumed, self._has_pass, self._has_asked = True, False, False
 
@@ -136,11 +120,11 @@ class Stream(TrainingData):
         records = self._records()
         ahead = self._ask(records)
         while self._all_have_one() and ahead is not None:
-            record, found = ahead, self._found
+            record, found = ahead, self._agreement.collect()
             self._places.take(record)
             self._begin_update(self.seen, self.seen + found.samples)
             self.seen += found.samples
-            self._is_full = found.full == self._world_size
+            self.is_full_batch = found.full == self._world_size
             ahead = self._ask(records)
             rank_progress.note_progress()
             yield record.batch
@@ -162,7 +146,7 @@ class Stream(TrainingData):
         start_s = time.monotonic()
         is_at_end = self.is_at_end
         self.waited_s += time.monotonic() - start_s
-        self._firsts.check(self._found.firsts)
+        self._firsts.check(self._agreement.collect().firsts)
         return not is_at_end
 
     def _records(self) -> Iterator[Record]:
@@ -188,18 +172,19 @@ class Stream(TrainingData):
 
     def _note_end(self) -> None:
         """Note the end of an epoch, and say once what was left over."""
+        with_batch = self._agreement.collect().ranks
         if self.seen == 0:
             raise DataError(
                 f"Reading an epoch of a stream on {counted(self._world_size, 'rank')}:",
-                f"{self._world_size - self._found.ranks} of them have no batch.",
+                f"{self._world_size - with_batch} of them have no batch.",
                 'is the iterable empty? Each rank needs an item, and with split="own" a shard of its own',
             )
-        self._size = self.seen
-        if self._found.ranks and not self._has_told:
+        self.size = self.seen
+        if with_batch and not self._has_told:
             self._has_told = True
             if self._rank == 0:
                 words = "The stream ended on %d of %d ranks. What the others had left of this epoch was not trained."
-                log.warning(f"{words} (This is said once.)", self._world_size - self._found.ranks, self._world_size)
+                log.warning(f"{words} (This is said once.)", self._world_size - with_batch, self._world_size)
 
 
 class _Orders:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
+from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.data.next_batch import Split
 from cluster_ddp.runtime.data.stream_reader import Record, Start
 
@@ -67,7 +67,7 @@ class StreamPlaces:
             self.turn = (record.worker + 1) % self.readers
         if record.state and not self._is_checked:
             self._is_checked = True  # now, rather than at the first save
-            with_tensors(_unpickled(record.state), "the stream's state", lambda tensor, _: tensor)
+            tensors_in(_unpickled(record.state), "the stream's state")
 
     def note_end(self, record: Record) -> bool:
         """Note that a reader has no more batches, once the training has taken all of them. Return whether all have."""

@@ -20,8 +20,14 @@ class TrainingData(ABC):
     `is_full_batch` are those of the current batch.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, size: int | None, *, accumulates: bool = False) -> None:
         self._world_size = world_size
+        self.size = size
+        """Number of samples in an epoch, of all ranks together; None while it is unknown."""
+        self.accumulates = accumulates
+        """Whether an update may take several batches, so that `ends_update` says which one completes it."""
+        self.is_full_batch = False
+        """Whether every rank has exactly `batch_size` samples in this batch; the same on all ranks."""
         self.step = -1
         """Number of the batch in its epoch, from 0; -1 before the first. Of the update, if that has several batches."""
         self.seen = 0
@@ -40,23 +46,8 @@ class TrainingData(ABC):
 
     @property
     @abstractmethod
-    def size(self) -> int | None:
-        """Number of samples in an epoch, of all ranks together; None while it is unknown."""
-
-    @property
-    @abstractmethod
     def is_at_end(self) -> bool:
         """Whether the current batch is the last one of its epoch; the same on all ranks."""
-
-    @property
-    @abstractmethod
-    def is_full_batch(self) -> bool:
-        """Whether every rank has exactly `batch_size` samples in this batch; the same on all ranks."""
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether an update may take several batches, so that `ends_update` says which one completes it."""
-        return False
 
     @property
     def ends_update(self) -> bool:
@@ -95,8 +86,7 @@ class TrainingData(ABC):
     @property
     def progress(self) -> float:
         """The part of the epoch before this update: from 0 to below 1; 0 while the size is unknown."""
-        size = self.size
-        return min(1.0, self._update_start / size) if size else 0.0
+        return min(1.0, self._update_start / self.size) if self.size else 0.0
 
     @property
     def seen_in_pass(self) -> int:

@@ -10,6 +10,5 @@ replay         makes the tensors that were recorded, each rank its shards
 fast_cpu       layers and memory for faster training on CPUs
 cuda_graphs    parts of a step as CUDA graphs
 learning_rate  scaling with the number of ranks, and warm-up
-load_weights   loads them from a checkpoint, without a training
 memory_estimate  what weights, gradients and optimizer state take in a GPU, from a model's shapes
 """

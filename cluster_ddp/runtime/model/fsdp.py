@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,18 +44,29 @@ def check(options: Mapping[str, Any], *, mixed: torch.dtype | None) -> None:
 def shard(
     model: torch.nn.Module,
     blocks: list[torch.nn.Module],
-    mesh: DeviceMesh,
+    world: Collectives,
+    strategy: str,
     *,
+    mesh: DeviceMesh | None,
     mixed: torch.dtype | None,
     options: Mapping[str, Any],
-) -> None:
-    """Shard a model over a mesh, in place: each block, then the rest. Its weights must be the same on all ranks."""
-    given = dict(options)
+) -> torch.device:
+    """Shard a model in place, with rank 0's weights: each block, then the rest. A collective.
+
+    Returns where the shards are between steps.
+
+    Raises:
+        SpecError, DeviceTimeoutError, PeerFailedError: as `World.wrap`.
+    """
+    _check_parameters(model, blocks, set(options.get("ignored_params") or ()))
+    _broadcast_weights(model, world)
+    given = {**options, "mesh": _mesh_for(strategy, world, mesh)}
     if mixed is not None:
         given["mp_policy"] = MixedPrecisionPolicy(param_dtype=mixed, reduce_dtype=torch.float32)
     for module in [model, *(block for block in blocks if block is not model)][::-1]:  # inner ones first
-        fully_shard(module, mesh=mesh, **given)
+        fully_shard(module, **given)
     model.register_forward_hook(_reshard)
+    return torch.device("cpu") if isinstance(options.get("offload_policy"), CPUOffloadPolicy) else world.device
 
 
 def _reshard(model: torch.nn.Module, *_: object) -> None:
@@ -71,52 +81,35 @@ def _reshard(model: torch.nn.Module, *_: object) -> None:
                 module.reshard()
 
 
-def shards_on(device: torch.device, options: Mapping[str, Any]) -> torch.device:
-    """Return where the shards are between steps."""
-    return torch.device("cpu") if isinstance(options.get("offload_policy"), CPUOffloadPolicy) else device
-
-
-def check_parameters(model: torch.nn.Module, blocks: list[torch.nn.Module], options: Mapping[str, Any]) -> None:
-    """Check for what torch refuses without a cure, in the first step, or (tied weights, torch 2.10) not at all.
-
-    Raises:
-        SpecError: a block's trained parameters have several dtypes; one is in two blocks, a scalar, or not contiguous;
-            or an embedding has sparse gradients.
-    """
-    ignored = set(options.get("ignored_params") or ())
+def _check_parameters(model: torch.nn.Module, blocks: list[torch.nn.Module], ignored: set[torch.nn.Parameter]) -> None:
+    """Refuse what torch refuses without a cure, in the first step, or (tied weights, torch 2.10) not at all."""
+    asked = "world.wrap(model):"
     dtypes: dict[torch.nn.Module, dict[torch.dtype, str]] = {}
     first: dict[torch.nn.Parameter, tuple[torch.nn.Module, str]] = {}
     for block, name, one in _by_block(model, blocks):
         if one in ignored:
             continue
-        if complaint := _complaint(one):
-            raise SpecError("world.wrap(model):", f"{name} {complaint[0]}", complaint[1])
+        if one.dim() == 0:
+            hint = "give it one dimension: torch.nn.Parameter(torch.ones(1))"
+            raise SpecError(asked, f"{name} is a scalar, which can't be sharded.", hint)
+        if not one.is_contiguous():
+            hint = "parameter.data = parameter.data.contiguous()"
+            raise SpecError(asked, f"{name} is not contiguous (channels_last, or transposed?).", hint)
         if (other := first.setdefault(one, (block, name)))[0] is not block:
             found = f"{other[1]} and {name} are tied, and in different blocks: they would be sharded apart."
             hint = "tie weights within one block, or outside of all; blocks= may name a class that holds both"
-            raise SpecError("world.wrap(model):", found, hint)
+            raise SpecError(asked, found, hint)
         if one.requires_grad:
             dtypes.setdefault(block, {})[one.dtype] = name
-    for together in dtypes.values():
-        if len(together) > 1:
-            found = " and ".join(f"{name} ({dtype})" for dtype, name in together.items())
-            hint = (
-                "one dtype for all trained weights, and mixed=torch.bfloat16; or make what differs a block of its own"
-            )
-            raise SpecError("world.wrap(model):", f"one block has parameters of different dtypes: {found}.", hint)
+    if mixed := next((together for together in dtypes.values() if len(together) > 1), None):
+        found = " and ".join(f"{name} ({dtype})" for dtype, name in mixed.items())
+        hint = "one dtype for all trained weights, and mixed=torch.bfloat16; or make what differs a block of its own"
+        raise SpecError(asked, f"one block has parameters of different dtypes: {found}.", hint)
     for name, module in model.named_modules():
         is_table = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
         if is_table and module.sparse and module.weight.requires_grad:
-            found = f"{name} has sparse gradients, which can't be sharded."
-            raise SpecError("world.wrap(model):", found, f"{type(module).__name__}(…, sparse=False)")
-
-
-def _complaint(parameter: torch.nn.Parameter) -> tuple[str, str] | None:
-    if parameter.dim() == 0:
-        return "is a scalar, which can't be sharded.", "give it one dimension: torch.nn.Parameter(torch.ones(1))"
-    if not parameter.is_contiguous():
-        return "is not contiguous (channels_last, or transposed?).", "parameter.data = parameter.data.contiguous()"
-    return None
+            hint = f"{type(module).__name__}(…, sparse=False)"
+            raise SpecError(asked, f"{name} has sparse gradients, which can't be sharded.", hint)
 
 
 def _by_block(
@@ -130,12 +123,8 @@ def _by_block(
         yield next(one for one in above if one in owners), name, parameter
 
 
-def mesh_for(strategy: str, world: Collectives, given: DeviceMesh | None) -> DeviceMesh:
-    """Return the mesh that a strategy shards over; one that the user gave is checked. A collective.
-
-    Raises:
-        SpecError: a mesh of another number of dimensions or kind of device; nodes with different numbers of ranks.
-    """
+def _mesh_for(strategy: str, world: Collectives, given: DeviceMesh | None) -> DeviceMesh:
+    """The mesh that a strategy shards over; one that the user gave is checked. A collective."""
     kind = world.device.type
     if given is not None:
         mesh = _checked(strategy, world, given)
@@ -169,23 +158,16 @@ def _rows(world: Collectives) -> list[list[int]]:
     nodes: dict[object, list[int]] = {}
     for rank, node in enumerate(world.gather(node_name(os.environ))):
         nodes.setdefault(node, []).append(rank)
-    sizes = Counter(map(len, nodes.values()))
-    if len(sizes) > 1:
+    if len(set(map(len, nodes.values()))) > 1:
         found = ", ".join(f"{len(ranks)} on {node}" for node, ranks in nodes.items())
         hint = 'as many on each node: --ntasks-per-node=N; or strategy="fsdp"'
-        raise SpecError(
-            'world.wrap(model, strategy="hsdp"):', f"the nodes have different numbers of ranks: {found}.", hint
-        )
+        found = f"the nodes have different numbers of ranks: {found}."
+        raise SpecError('world.wrap(model, strategy="hsdp"):', found, hint)
     return list(nodes.values())
 
 
-def broadcast_weights(model: torch.nn.Module, world: Collectives) -> None:
-    """Give all ranks rank 0's parameters and buffers, one after the other; those on the meta device stay. A collective.
-
-    Raises:
-        SpecError: the ranks have different models.
-        DeviceTimeoutError, PeerFailedError: as `World.synchronize`.
-    """
+def _broadcast_weights(model: torch.nn.Module, world: Collectives) -> None:
+    """Give all ranks rank 0's parameters and buffers, one after the other; those on the meta device stay."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     described = [(name, tuple(one.shape), str(one.dtype), one.is_meta, one.requires_grad) for name, one in tensors]
     digest = hashlib.sha256(repr(described).encode()).hexdigest()

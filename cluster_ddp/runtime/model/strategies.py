@@ -61,10 +61,7 @@ def wrapped(
     unmade = empty_init.owners(model)
     shards_on = world.device
     if strategy != "ddp":
-        fsdp.check_parameters(model, layers, options)
-        fsdp.broadcast_weights(model, world)
-        fsdp.shard(model, layers, fsdp.mesh_for(strategy, world, mesh), mixed=mixed, options=options)
-        shards_on = fsdp.shards_on(world.device, options)
+        shards_on = fsdp.shard(model, layers, world, strategy, mesh=mesh, mixed=mixed, options=options)
     for recording, owners in unmade:
         replay.materialize(world, recording, owners, shards_on)
     if strategy != "ddp":

@@ -15,7 +15,7 @@ import torch
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
-from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
+from cluster_ddp.runtime.checkpoint.host_copy import tensors_in, with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
 from cluster_ddp.runtime.model import tensors
@@ -86,24 +86,20 @@ def check(world: World, parts: Mapping[str, Any], states: Mapping[str, Any]) -> 
         CheckpointError: a value can't be saved, such as one without values, or one that is split in two ways; or an
             optimizer has parameters of no module, such as those that its module had before it was sharded.
     """
-    found: list[torch.Tensor] = []
-
-    def looked_at(tensor: torch.Tensor, name: str) -> torch.Tensor:
-        found.extend([tensor] if is_sharded(tensor) else [])
-        _check_tensor(tensor, name)
-        return tensor
-
+    sharded: list[torch.Tensor] = []
     error: CheckpointError | None = None
     try:
-        with_tensors(states, PARTS, looked_at)
-        if found:
+        for name, tensor in tensors_in(states, PARTS):
+            _check_tensor(tensor, name)
+            sharded += [tensor] if is_sharded(tensor) else []
+        if sharded:
             _check_optimizers(parts)
     except CheckpointError as raised:
         error = raised
     of_ranks = world.gather((error.asked, error.found, error.hint) if error else None)
     if first := next(filter(None, of_ranks), None):
         raise CheckpointError(*first) from error
-    return next(iter(found), None)
+    return next(iter(sharded), None)
 
 
 def _check_tensor(tensor: Any, name: str) -> None:
@@ -185,16 +181,10 @@ def filled(name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPiece
 
 def _sharded_here(name: str, part: Any, saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The sharded tensors that the saved values go to, by name: the part's own, or for an optimizer new ones."""
-    found: dict[str, torch.Tensor] = {}
-
-    def note(tensor: torch.Tensor, place: str) -> torch.Tensor:
-        if is_sharded(tensor):
-            found[place] = tensor
-        return tensor
-
     if not isinstance(part, torch.optim.Optimizer):
-        with_tensors(part.state_dict(), f"{PARTS}[{name!r}]", note)
-        return found
+        there = tensors_in(part.state_dict(), f"{PARTS}[{name!r}]")
+        return {place: tensor for place, tensor in there if is_sharded(tensor)}
+    found = {}
     for number, parameter in enumerate(_parameters(part)):
         state = saved["state"].get(number, {}) if is_sharded(parameter) else {}
         for key, tensor in state.items():

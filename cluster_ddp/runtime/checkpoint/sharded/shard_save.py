@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -41,7 +41,7 @@ class ShardSave:
         writers: the ranks that have a shard file.
         token: the same on all ranks, another for each save. It is part of the files' names, so that no file is
             overwritten that an earlier checkpoint names.
-        if_non_finite: called on rank 0 with the names of NaN or Inf entries that other ranks have found; it raises.
+        if_non_finite: called on rank 0 with the names of NaN or Inf entries that other ranks have found.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ShardSave:
         shard: LocalShard,
         writers: list[int],
         token: str,
-        if_non_finite: Callable[[list[str]], NoReturn],
+        if_non_finite: Callable[[list[str]], object],
     ) -> None:
         self._rank, self.is_main = world.rank, world.is_main
         self._shard, self._writers, self._token = shard, writers, token
@@ -59,6 +59,8 @@ class ShardSave:
 
     def write(self, checkpoint: Path, state: Mapping[str, Any]) -> bool:
         """Write this rank's shard file; on rank 0, once all have theirs, the checkpoint. Returns whether that is done.
+
+        Rank 0 leaves it out if another rank did.
 
         Raises:
             OSError: a file can't be written, or not all shard files are there in time.
@@ -75,7 +77,15 @@ class ShardSave:
             if own is not None:
                 self._tell(own)
             return False
-        files = self._collected(folder, own)
+        told = self._told()
+        if found := [name for message in told.values() for name in message.get("non_finite", ())]:
+            self._if_non_finite(found)
+            return False
+        if failed := [rank for rank in told if "failed" in told[rank]]:
+            raise OSError(0, f"rank {failed[0]}: {told[failed[0]]['failed']}")
+        self._wait_until_visible(folder)
+        written = {**told, **({} if own is None else {self._rank: own})}
+        files = {self._name_of(rank): {"rank": rank, **written[rank]} for rank in sorted(written)}
         parts = self._without_pieces(state["parts"])
         # Of earlier saves under this name. What comes later may be a newer start's (see `agent.job.restart.fence`).
         outdated = [path for path in folder.iterdir() if path.name not in files]
@@ -117,17 +127,6 @@ class ShardSave:
         if not self.is_main and self._store is not None:
             with contextlib.suppress(Exception):  # rank 0 is gone, and with it this save
                 self._store.set(self._key_of(self._rank), json.dumps(what))
-
-    def _collected(self, folder: Path, own: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Wait for the other ranks. Returns the shard files by name."""
-        told = self._told()
-        if found := [name for rank in told for name in told[rank].get("non_finite", ())]:
-            self._if_non_finite(found)
-        if failed := [rank for rank in told if "failed" in told[rank]]:
-            raise OSError(0, f"rank {failed[0]}: {told[failed[0]]['failed']}")
-        self._wait_until_visible(folder)
-        files = {**told, **({} if own is None else {self._rank: own})}
-        return {self._name_of(rank): {"rank": rank, **files[rank]} for rank in sorted(files)}
 
     def _told(self) -> dict[int, dict[str, Any]]:
         """What the other ranks have told, once all have. Each message is taken once: a rank that fails tries again."""
