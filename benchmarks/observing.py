@@ -17,8 +17,8 @@ from record import Figure, report
 from stop_agreement import WARMUP, Training
 
 import cluster_ddp
+from cluster_ddp.runtime.profiling import node_usage
 from cluster_ddp.runtime.profiling.step_times import StepTimes
-from cluster_ddp.runtime.usage import sampler
 
 PERCENT_AT_MOST = 1.0
 
@@ -96,7 +96,7 @@ def sampling_s() -> float:
     """The CPU seconds of this process's sampling so far."""
     return sum(
         time.clock_gettime(time.pthread_getcpuclockid(one._thread.ident or 0))
-        for one in sampler._running
+        for one in node_usage._running
         if one._thread.is_alive()
     )
 

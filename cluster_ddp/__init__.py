@@ -43,12 +43,12 @@ from cluster_ddp.errors import (
 if TYPE_CHECKING:
     from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
     from cluster_ddp.runtime.checkpoint.restore import load_weights
+    from cluster_ddp.runtime.collectives import Meter
     from cluster_ddp.runtime.console import Progress
     from cluster_ddp.runtime.data.device_dataset import ResidentSet
     from cluster_ddp.runtime.data.shard import Shard
     from cluster_ddp.runtime.data.stream import Stream
     from cluster_ddp.runtime.distributed import distributed
-    from cluster_ddp.runtime.meter import Meter
     from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs
     from cluster_ddp.runtime.model.fast_cpu import fast_cpu
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
@@ -113,7 +113,7 @@ _MODULES = {
     "FiniteCheck": "runtime.non_finite",
     "Job": "submission.job",
     "JobSpec": "submission.spec",
-    "Meter": "runtime.meter",
+    "Meter": "runtime.collectives",
     "Progress": "runtime.console",
     "ResidentSet": "runtime.data.device_dataset",
     "RunDir": "runtime.run_dir.run_dir",
@@ -135,10 +135,10 @@ _MODULES = {
 # Our batch scripts start Python with the warnings ignored: a warning that comes before the handler would end it. The
 # agent keeps one until there is a handler, but looks for that every five seconds only: too late for a training of a few
 # steps. Other programs rarely ignore the warnings; then the import installs no handler.
-if signal.SIG_IGN in (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)):
+if _ignored := [one for one in ("USR1", "USR2") if signal.getsignal(signal.Signals[f"SIG{one}"]) == signal.SIG_IGN]:
     from cluster_ddp.runtime import stop_signals
 
-    stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_IGN,))
+    stop_signals.note_early(_ignored)
 
 
 def __getattr__(name: str) -> Any:

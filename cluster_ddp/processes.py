@@ -55,6 +55,13 @@ def started(pid: int) -> str:
     return "" if state in "ZX" else f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {ticks}".strip()
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal or a debugger (proc(5), stat); False if there is none."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
 def environment(pid: int) -> dict[str, str]:
     """Return the variables that a process was started with (proc(5), environ); empty if they can't be read."""
     try:

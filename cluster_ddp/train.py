@@ -18,9 +18,7 @@ from cluster_ddp import mnist
 from cluster_ddp.agent.array_values import ARRAY_TASK, fill_in
 from cluster_ddp.argument_parser import Parser, add_fields, nearest_option
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
-from cluster_ddp.runtime import stop_signals
-from cluster_ddp.runtime.failure import one_error_per_node
-from cluster_ddp.runtime.fork import fast_exit
+from cluster_ddp.runtime import console, process_exit, stop_signals
 from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
 from cluster_ddp.train_options import TrainConfig, TrainResult
 
@@ -97,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             config = parse(sys.argv[1:] if argv is None else argv)
         except SpecError:  # all ranks have it
-            if one_error_per_node.has_said_it(os.environ):
+            if console.first_rank_has_said_it(os.environ):
                 return USAGE_EXIT_STATUS
             raise
         stop_signals.note_early(config.stop_signals)
@@ -110,4 +108,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    fast_exit.after(lambda: sys.exit(main()))
+    process_exit.after(lambda: sys.exit(main()))

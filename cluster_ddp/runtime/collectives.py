@@ -1,4 +1,4 @@
-"""What all ranks do together: sums, maxima, waiting for each other."""
+"""What all ranks do together: sums, maxima, waiting for each other; and sums that survive a stop (`Meter`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from cluster_ddp.slurm.topology import Topology
 T = TypeVar("T")
 
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
+_Operation = Literal["sum", "max", "min"]
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
@@ -112,7 +113,7 @@ class Collectives:
         """Return the smallest of all ranks' values: numbers or one-element tensors. A collective; see `sum`."""
         return self._reduced([value], "min")[0]
 
-    def all_reduce(self, tensor: torch.Tensor, operation: Literal["sum", "max", "min"] = "sum") -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor, operation: _Operation = "sum") -> torch.Tensor:
         """Return the sum, maximum or minimum of all ranks' tensors, element by element. A collective.
 
         Args:
@@ -179,12 +180,56 @@ class Collectives:
         if is_first:
             self.barrier()
 
-    def _reduced(self, values: Sequence[float | torch.Tensor], operation: str) -> list[float]:
+    def _reduced(self, values: Sequence[float | torch.Tensor], operation: _Operation) -> list[float]:
         self.synchronize()  # copying a number to the device would block until then
-        process_group.check()
-        mine = [torch.as_tensor(value, dtype=torch.float64).reshape(()) for value in values]
-        total = torch.stack([value.to(self.device) for value in mine])
-        dist.all_reduce(total, op=_OPERATIONS[operation])
+        mine = [torch.as_tensor(value, dtype=torch.float64).reshape(()).to(self.device) for value in values]
+        total = self.all_reduce(torch.stack(mine), operation)
         self.synchronize()
-        rank_progress.note_progress()
-        return [float(value) for value in total.tolist()]
+        return list(map(float, total.tolist()))
+
+
+class PerRank(Protocol):
+    """A state that differs between ranks and is part of each checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state, of tensors and plain values."""
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Load this rank's saved state; if another number of ranks saved, the states of zero, one or several ranks."""
+
+
+class Meter:
+    """A running sum and a count on this rank; `mean` is over all ranks. Checkpoints keep those of every rank."""
+
+    def __init__(self, world: Collectives) -> None:
+        self.world = world
+        self.total, self.count = torch.zeros((), device=world.device), 0
+
+    def add(self, total: torch.Tensor, count: int) -> None:
+        """Add a batch.
+
+        Args:
+            total: the sum over it: one element, real, on a device of this rank.
+            count: its number of samples.
+        """
+        self.total, self.count = self.total + total.detach().to(self.total.device), self.count + count
+
+    def mean(self) -> float | None:
+        """Return the mean over all ranks since the last reset; None without samples. A collective."""
+        total, count = self.world.sum(self.total, self.count)
+        return total / count if count else None
+
+    def reset(self) -> None:
+        """Set sum and count to 0."""
+        self.total, self.count = torch.zeros((), device=self.world.device), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's sum and count."""
+        return {"total": self.total, "count": self.count}
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Load the total of some ranks' states; none means 0. See `PerRank`."""
+        self.reset()
+        if states:
+            self.total = torch.stack([state["total"] for state in states]).sum().to(self.world.device)
+            self.count = sum(state["count"] for state in states)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,17 +15,15 @@ import torch.distributed as dist
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime import process_group, stop_signals
+from cluster_ddp.runtime import process_exit, process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.data_loader import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import interruptible_wait
-from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, STORE_PATIENCE_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
 from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, store
-from cluster_ddp.runtime.rendezvous.host_setup import choose_interface
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.stop_signals import Stopped
@@ -88,7 +85,7 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
     if not may_join:
         found = "it is only imported now, and at its top level it trains."
         raise SpecError("Looking at the model of a script:", found, 'train under: if __name__ == "__main__":')
-    stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
+    stop_signals.note_early(stop_signals.WARNINGS)
     reporter = FailureReporter()
     reporter.install()
     reporter.collective_timeout_s = collective_timeout_s
@@ -108,7 +105,7 @@ def _meet(
     key = run_key(topology, os.environ)
     reporter.store = store.meet(topology, device.type, key, timeout_s=timeout_s)
     topology = arrived_ranks.with_common_restarts(topology, reporter.store)
-    choose_interface(topology, os.environ)
+    host_setup.choose_interface(topology, os.environ)
     peers = _join(topology, all_devices, reporter)
     world = World(
         topology=topology,
@@ -182,11 +179,12 @@ def _finish(world: World) -> None:
 def _leave(reporter: FailureReporter, peers: PeerWatch, after: Stopped | None = None) -> None:
     """Leave together with all other ranks."""
     peers.stop()
-    reporter.stop_hang_watch()
+    if reporter.hangs is not None:
+        reporter.hangs.stop()
     reporter.store = None  # later failures concern this rank only
     process_group.leave()
     if after is not None and background_writer.are_stuck():
-        hard_exit.now(after.code)
+        process_exit.now(after.code)
 
 
 def _leave_alone(device: torch.device, reporter: FailureReporter, peers: PeerWatch, error: BaseException) -> None:
@@ -195,10 +193,11 @@ def _leave_alone(device: torch.device, reporter: FailureReporter, peers: PeerWat
     is_failure = not isinstance(error, SystemExit) or bool(error.code)
     if is_failure:
         reporter.report(error)
-    reporter.stop_hang_watch()
+    if reporter.hangs is not None:
+        reporter.hangs.stop()
     if interruptible_wait.is_broken(device) or background_writer.are_stuck() or not process_group.abort(device):
         reporter.linger()
-        hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
+        process_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
 
 
 def _set_up_logging(topology: Topology) -> None:

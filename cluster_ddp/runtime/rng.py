@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy.random  # here, since at the first save no file descriptor may be left
 import torch
@@ -13,8 +13,7 @@ import torch
 def seed_all(seed: int) -> None:
     """Seed torch (all devices), Python's random and NumPy with 0 … 2**63 - 1."""
     torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
+    seed_cpu(seed)
 
 
 def stream_seed(seed: int, stream: int) -> int:
@@ -63,10 +62,10 @@ def set_of_cpu(states: tuple[Any, ...]) -> None:
 
 def capture(devices: Sequence[torch.device]) -> dict[str, Any]:
     """Return the states of all generators, in types that torch.load reads with weights_only."""
-    name, keys, position, has_gauss, cached = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
+    of_torch, of_python, (name, keys, position, has_gauss, cached) = of_cpu()
     state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
+        "torch": of_torch,
+        "python": of_python,
         "numpy": (str(name), torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)),
     }
     if devices[0].type == "cuda":
@@ -76,10 +75,8 @@ def capture(devices: Sequence[torch.device]) -> dict[str, Any]:
 
 def restore(state: dict[str, Any], devices: Sequence[torch.device]) -> None:
     """Set all generators to a state of `capture`. If that has no GPU's state, the GPU's generator stays as it is."""
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    numpy.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, cached))
+    name, keys, *rest = state["numpy"]
+    set_of_cpu((state["torch"], state["python"], (name, keys.numpy().astype("uint32"), *rest)))
     if devices[0].type == "cuda":
         for device, of_device in zip(devices, state.get("cuda", [])):
             torch.cuda.set_rng_state(of_device, device)

@@ -44,15 +44,15 @@ class Stopped(SystemExit):
 _early: list[int] = []  # signals that came before there was a StopFlag
 
 
-def note_early(signals: Sequence[str], *, instead_of: Sequence[object] | None = None) -> None:
+def note_early(signals: Sequence[str]) -> None:
     """Record warnings that come while a training starts: it then stops after its first step, instead of being killed.
 
-    TERM still ends the process, since there is nothing to save yet. Has no effect outside the main thread. `instead_of`
-    has the handlers to replace, such as signal.SIG_DFL; None replaces any. The errors are those of `number_of`.
+    TERM still ends the process, since there is nothing to save yet. Has no effect outside the main thread, or on a
+    signal that has a handler. The errors are those of `number_of`.
     """
-    for number in dict.fromkeys(map(number_of, signals)):
-        replaced = instead_of is None or signal.getsignal(number) in instead_of
-        if number != signal.SIGTERM and replaced and threading.current_thread() is threading.main_thread():
+    for number in map(number_of, signals):
+        has_none = number != signal.SIGTERM and signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN)
+        if has_none and threading.current_thread() is threading.main_thread():
             signal.signal(number, _note_early)
 
 

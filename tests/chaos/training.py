@@ -23,9 +23,9 @@ from torch.utils.data import IterableDataset
 
 import cluster_ddp
 from cluster_ddp.mnist import data
+from cluster_ddp.runtime.collectives import Meter
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
 from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.run_dir import background_writer
 
 KINDS = ("fsdp", "ddp", "hsdp-stream")

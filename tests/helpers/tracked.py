@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.runtime.trackers.backends import Point
+from cluster_ddp.runtime.run_dir.trackers import Point
 
 Values = dict[str, list[tuple[int, float]]]
 """Steps and values of each tag, in order."""

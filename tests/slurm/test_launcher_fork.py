@@ -12,7 +12,7 @@ import pytest
 from cluster import ROOT, Cluster, Place, differing, output, records
 from slowness import wait_until
 
-from cluster_ddp.runtime.usage.sampler import SAMPLE_S
+from cluster_ddp.runtime.profiling.node_usage import SAMPLE_S
 from cluster_ddp.slurm import commands
 
 pytestmark = pytest.mark.full

@@ -13,7 +13,7 @@ from typing import Any
 from cluster_ddp.doctor.checks import Site, node_check
 from cluster_ddp.doctor.checks.task_environment import torch_versions
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.runtime.usage.nvml import THROTTLED, chosen, known
+from cluster_ddp.runtime.profiling.nvml import THROTTLED, chosen, known
 
 
 @node_check

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster_ddp.doctor.checks import Site, node_check, rank_check
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.runtime.usage.cpu_and_memory import MOUNT, step_folder
+from cluster_ddp.runtime.profiling.cpu_and_memory import MOUNT, step_folder
 
 _MIB, _GIB = 1024**2, 1024**3
 # torch itself, its libraries and a few loader workers.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster_ddp.doctor.checks import Site, node_check, rank_check
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.runtime.device import visible_gpus
+from cluster_ddp.runtime.device import binding
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 
@@ -36,7 +36,7 @@ def one_task_step(site: Site) -> Iterator[Finding]:
 def hidden_gpus(site: Site) -> Iterator[Finding]:
     """Detect GPUs that Slurm gave and a variable hides from the task."""
     gpus = site.topology.gpus_on_node or 0
-    for name in visible_gpus.NAMES:
+    for name in binding.GPU_VARIABLES:
         if gpus and name in site.env and site.env[name].strip() in _NONE:
             yield Finding(
                 what=f"{name} hides the GPUs that Slurm gave.",
@@ -48,7 +48,7 @@ def hidden_gpus(site: Site) -> Iterator[Finding]:
 @rank_check
 def gpu_listed_twice(site: Site) -> Iterator[Finding]:
     """Detect a GPU that is listed twice for a task."""
-    for name in visible_gpus.NAMES:
+    for name in binding.GPU_VARIABLES:
         entries = [entry.strip() for entry in site.env.get(name, "").split(",") if entry.strip()]
         if len(set(entries)) < len(entries):
             yield Finding(

@@ -31,8 +31,8 @@ from cluster_ddp.runtime.checkpoint.restore import load_into
 from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver, check_choices
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary
+from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.training_data import TrainingData
-from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.profiling.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag

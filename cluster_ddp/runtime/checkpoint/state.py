@@ -17,8 +17,8 @@ from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import part_state
 from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
+from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.training_data import TrainingData
-from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.model.tensors import LocalShard, content
 from cluster_ddp.runtime.non_finite import FiniteState

@@ -1,8 +1,7 @@
 """The device of a rank, and what GPUs need. Nothing here touches CUDA for a rank on the CPU.
 
 device              chooses a rank's device and number of threads
-visible_gpus        the GPUs that a rank's process may see
-cpu_affinity        the CPUs of a rank: those near its GPU
+binding             the GPUs that a rank may see, and the CPUs it runs on
 interruptible_wait  waiting for a GPU while signals and failed ranks are heard; which streams are waited for
 
 docs/explanation/gpu-paths.md explains what torch and NCCL do in each of them, with sources.

@@ -10,7 +10,7 @@ import torch
 
 from cluster_ddp.errors import DeviceError, counted
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.device import cpu_affinity, visible_gpus
+from cluster_ddp.runtime.device import binding
 from cluster_ddp.slurm.topology import Topology
 
 # What cuBLAS needs for the same bits in every run; it reads this on first use.
@@ -33,7 +33,7 @@ def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> list[torch
     if device.type == "cuda":
         _start(device)
         if topology.cpus_per_task is not None:
-            cpu_affinity.bind(device, topology.cpus_per_task, told=topology.rank == 0)
+            binding.bind_cpus(device, topology.cpus_per_task, told=topology.rank == 0)
     elif (threads := cpu_threads(topology, os.environ)) is not None:
         torch.set_num_threads(threads)
     first = device.index or 0
@@ -66,9 +66,9 @@ def _fitting_wheel(words: str) -> str:
 
 def _choose_visible(topology: Topology) -> str:
     if torch.version.hip is not None:
-        os.environ.update(visible_gpus.counted_once(os.environ))
-    if instance := visible_gpus.own(os.environ, topology.local_rank):
-        if (first := next(iter(instance))) and visible_gpus.open_driver():
+        os.environ.update(binding.counted_once(os.environ))
+    if instance := binding.own_instance(os.environ, topology.local_rank):
+        if (first := next(iter(instance))) and binding.open_driver():
             raise DeviceError(
                 f"Giving local rank {topology.local_rank} the MIG instance {instance[first]}:",
                 f"this process has started CUDA already, with {first}={os.environ[first]}: it sees the first one only.",
@@ -126,7 +126,7 @@ def _sees_its_own_only(topology: Topology, env: Mapping[str, str]) -> bool:
 
 def _shown(env: Mapping[str, str]) -> str:
     names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_LOCALID")
-    set_too = [name for name in visible_gpus.NAMES[1:] if name in env]
+    set_too = [name for name in binding.GPU_VARIABLES[1:] if name in env]
     return ", ".join(f"{name}={env.get(name, 'unset')}" for name in (*names, *set_too))
 
 

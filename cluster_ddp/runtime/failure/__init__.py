@@ -1,14 +1,11 @@
 """How the ranks end when one of them fails or hangs.
 
 error_report        the first exception, printed once, with its rank and host
-one_error_per_node  an error that all ranks have is printed by the first rank of each node
 peer_watch          ends a rank when another rank has failed
-hard_exit           ends this process if Python's normal exit would wait forever
 hang_watch          says where all ranks are when no step completes; may end the start
 hang_answers        where each rank is, by the ranks' store or by their stack files
 hang_verdict        the answers in words
-stacks              where a process is, by its stack; the file with a rank's stacks
-worker_stacks       the same of a loader's workers
+stacks              where a process is, by its stack: of this rank, in its stack file, of its loaders' workers
 suspects            who may accuse a node, and the notes in sick-nodes.txt
 rank_progress       how far this rank is, and when it last progressed
 """

@@ -23,9 +23,10 @@ from cluster_ddp.agent.first_failure import LOST_WORDS
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.files import spare_descriptor
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.console import complain
+from cluster_ddp.runtime import process_exit
+from cluster_ddp.runtime.console import complain, first_rank_has_said_it
 from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import hard_exit, one_error_per_node, rank_progress
+from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.variables import Variables, node_name
 
@@ -42,7 +43,7 @@ _CONNECTION_LOST = "stopped: it lost its connection to a rank that failed before
 _STORE_IS_GONE = "stopped: rank 0, which serves the ranks' store, is gone."
 _LAST_WORDS_S = 5.0  # at most this long rank 0 stays after a failure, until all others have read who failed
 # How long a rank that timed out waits for the others that timed out. Those that hang don't report.
-_ROLL_CALL_S = 3.0
+_OTHERS_REPORT_S = 3.0
 # What gloo says of a collective that timed out, and of the one that follows (such as the exchange of stop flags during
 # the steps); and what NCCL's watchdog says.
 _TIMEOUT_WORDS = ("timed out waiting", "application timeout caused pair closure", "watchdog")
@@ -74,19 +75,20 @@ class FailureReporter:
         Call it before this rank's connections close: other ranks fail then, and must find the name.
         """
         self._reported = error
-        own = self._name()
-        first = own if self.store is None else self.ask_store(self._first_failure)
-        looks = _is_lost(error) and (first == own or self._rank() == "1")  # rank 0 may be gone, and its store
-        if looks and self.hangs is not None and (aborted := self.hangs.aborted(error)):
+        own, is_lost = self._name(), _is_lost(error)
+        first = own if self.store is None else self.ask_store(self._first_failure)  # None: the store is gone
+        # One rank looks which other one a signal has ended: the first that lost it. Of rank 0, with its store, rank 1.
+        is_to_look = is_lost and (first == own or self._rank() == "1")
+        if is_to_look and self.hangs is not None and (aborted := self.hangs.aborted(error)):
             self.say(aborted, consequence=True, waits=True)
         elif first not in (own, None):
             self._follow(first, error)
         elif _is_timeout(error):
-            self.say(self._hang(error, store_answers=first is not None), waits=True)
-        elif first is None and _is_lost(error):
+            self.say(self._timed_out(error, store_answers=first is not None), waits=True)
+        elif first is None and is_lost:
             self.say(_STORE_IS_GONE, consequence=True)
         else:
-            self.say(error, consequence=_is_lost(error) or isinstance(error, PeerFailedError))
+            self.say(error, consequence=is_lost or isinstance(error, PeerFailedError))
 
     def somebody_failed(self) -> bool:
         """Return whether a rank has reported a failure, or the store, and so rank 0, is gone."""
@@ -116,7 +118,7 @@ class FailureReporter:
         """On rank 0, which serves the store: wait until all others have read who failed, at most some seconds."""
         if self.store is not None and self._rank() == "0":
             deadline = time.monotonic() + _LAST_WORDS_S
-            while time.monotonic() < deadline and bool(self.ask_store(self._absent)):
+            while time.monotonic() < deadline and bool(self.ask_store(self._unreported)):
                 time.sleep(0.1)
 
     def end_hang(self, restart_s: float, is_over: Callable[[], bool]) -> None:
@@ -131,34 +133,28 @@ class FailureReporter:
             store.check([_KEY])  # may take seconds, and then a step comes
             return "" if is_over() else self._first_failure(store)
 
-        first = own if self.hangs.lost_store else self.ask_store(first_unless_over)
+        first = own if self.hangs.answers.lost_store else self.ask_store(first_unless_over)
         if first == own or (first is None and not is_over()):
             self.hangs.accuse()
             asked = f"Waiting {restart_s:g} s for {self.hangs.silent} to answer:"
             hint = "check that node and that rank's output; if ranks may take longer: --hang-restart-s"
             self.say(ClusterDDPError(asked, f"{self.hangs.words}.", f"{hint} {2 * restart_s:g}"), waits=True)
-            hard_exit.now(1)
-
-    def stop_hang_watch(self) -> None:
-        """Stop watching for hangs."""
-        if self.hangs is not None:
-            self.hangs.stop()
+            process_exit.now(1)
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if Env.NOTES in os.environ:
             # This process ends. If a rank that its failure stops has ended before it, srun (--kill-on-bad-exit) sends
             # TERM, which would replace the exit status of the first failure by 143. After TERM comes KILL.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if error is not self._reported:
-            is_early = self.store is None and isinstance(error, ClusterDDPError)
-            if is_early and one_error_per_node.has_said_it(os.environ):
-                self._note(error)
-            else:
-                self.report(error)
+        is_early = self.store is None and isinstance(error, ClusterDDPError)
+        if error is not self._reported and is_early and first_rank_has_said_it(os.environ):
+            self._note(error)
+        elif error is not self._reported:
+            self.report(error)
         self.linger()
 
     def ask_store(
-        self, question: Callable[[dist.Store], T], *, patience_s: float = _STORE_PATIENCE_S + _ROLL_CALL_S
+        self, question: Callable[[dist.Store], T], *, patience_s: float = _STORE_PATIENCE_S + _OTHERS_REPORT_S
     ) -> T | None:
         """Return what a question put to the ranks' store returns; None if it is gone, or doesn't answer in time."""
         if (store := self.store) is None:
@@ -175,7 +171,7 @@ class FailureReporter:
         return answers[0] if answers else None
 
     def _first_failure(self, store: dist.Store) -> str:
-        """The name of the rank that failed first: this one's, if no other has failed yet."""
+        """The name of the rank that failed first: this one's, if no other has. Note that this rank has reported."""
         first = str(store.compare_set(_KEY, "", self._name()), "utf-8")
         store.set(f"failed/{self._rank()}", "")  # this rank needs rank 0's store no more
         return first
@@ -187,27 +183,27 @@ class FailureReporter:
             self.hangs.answer(error)  # the first one waits for it
         if _is_timeout(error) or isinstance(error, PeerFailedError):
             # If this rank ended now, Slurm would wake the rank that hangs, or end those that look for it.
-            time.sleep(_ROLL_CALL_S + 1.0)
+            time.sleep(_OTHERS_REPORT_S + 1.0)
 
-    def _hang(self, error: BaseException, *, store_answers: bool) -> ClusterDDPError:
+    def _timed_out(self, error: BaseException, *, store_answers: bool) -> ClusterDDPError:
         """The error that says where all ranks are, or else names those that have not reported a timeout as well."""
         verdict = self.hangs.verdict(error) if self.hangs else ""
         hanging = "rank 0"
         if store_answers:
-            time.sleep(_ROLL_CALL_S)
-            hanging = self.ask_store(self._absent) or "some rank"
+            time.sleep(_OTHERS_REPORT_S)
+            hanging = self.ask_store(self._unreported) or "some rank"
         return ClusterDDPError(
             f"Waiting {self.collective_timeout_s:g} s for the other ranks:",
             f"{verdict or hanging + ' did not answer: it hangs, was stopped, or its node is gone'}.",
             "check that node and that rank's output; if ranks may be this slow: --collective-timeout-s",
         )
 
-    def _absent(self, store: dist.Store) -> str:
+    def _unreported(self, store: dist.Store) -> str:
         """The ranks that have not failed, with their hosts; "" if all have."""
         assert self.topology is not None
-        failed = [f"failed/{rank}" for rank in range(self.topology.world_size)]
-        absent = [int(key.rpartition("/")[2]) for key in arrived_ranks.unset(store, failed)]
-        return ", ".join(f"rank {rank} on {host}" for rank, host in zip(absent, arrived_ranks.hosts(store, absent)))
+        keys = [f"failed/{rank}" for rank in range(self.topology.world_size)]
+        ranks = [int(key.rpartition("/")[2]) for key in arrived_ranks.unset(store, keys)]
+        return ", ".join(f"rank {rank} on {host}" for rank, host in zip(ranks, arrived_ranks.hosts(store, ranks)))
 
     def _note(self, error: BaseException | str, **why: bool) -> None:
         spare_descriptor()

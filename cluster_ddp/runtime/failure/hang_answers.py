@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster_ddp import processes
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import hang_verdict, rank_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
@@ -70,11 +71,22 @@ class HangAnswers:
 
     def is_asked(self, here: Answer) -> bool:
         """Note where this rank is. Returns whether another one asks for its answer."""
-        return bool(self._request(functools.partial(self._note_place, here)))
+
+        def note_place(store: dist.Store) -> bool:
+            store.set(f"place/{self._topology.rank}", here.text())
+            return bool(store.check([f"hang/{self._hang}/ask"]))
+
+        return bool(self._request(note_place))
 
     def give(self, answer: Answer) -> bool:
         """Answer, and ask all others for the same. Returns whether the store has it."""
-        return self._request(functools.partial(self._write, answer)) is not None
+
+        def write(store: dist.Store) -> bool:
+            store.set(f"hang/{self._hang}/{self._topology.rank}", answer.text())
+            store.set(f"hang/{self._hang}/ask", "")
+            return True
+
+        return self._request(write) is not None
 
     def collect(self, here: Answer, *, patience_s: float) -> list[Answer]:
         """Return where each rank is: from the store, or from the stack files; they may take `patience_s` seconds."""
@@ -104,20 +116,10 @@ class HangAnswers:
         self.lost_store = answer is None
         return answer
 
-    def _note_place(self, here: Answer, store: dist.Store) -> bool:
-        store.set(f"place/{self._topology.rank}", here.text())
-        return bool(store.check([f"hang/{self._hang}/ask"]))
-
-    def _write(self, answer: Answer, store: dist.Store) -> bool:
-        store.set(f"hang/{self._hang}/{self._topology.rank}", answer.text())
-        store.set(f"hang/{self._hang}/ask", "")
-        return True
-
     def _answers(self, store: dist.Store) -> list[str]:
         keys = [f"hang/{self._hang}/{rank}" for rank in range(self._topology.world_size)]
         missing = set(arrived_ranks.unset(store, keys))
-        there = [key for key in keys if key not in missing]
-        return [value.decode() for batch in arrived_ranks.batches(there) for value in store.multi_get(list(batch))]
+        return arrived_ranks.values(store, [key for key in keys if key not in missing])
 
     def _last_known(self, rank: int, in_file: Answer | None, noted: Answer | None) -> Answer:
         """What is known of a rank that does not answer: why, if its file says so, or else where it was seen last."""
@@ -126,7 +128,7 @@ class HangAnswers:
         host = "an unknown node" if rank else self._topology.master_addr
         last = noted or in_file or Answer(rank=rank, host=host)
         is_near = last.host == node_name(os.environ) and last.pid
-        return replace(last, state="stopped" if is_near and stacks.is_stopped(last.pid) else "gone")
+        return replace(last, state="stopped" if is_near and processes.is_stopped(last.pid) else "gone")
 
 
 def run_dir_here() -> Path | None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import parse, read_text
-from cluster_ddp.runtime.failure import stacks
+from cluster_ddp.runtime.failure import stacks, suspects
 
 STATES = {
     "stopped": "is stopped (SIGSTOP, or a debugger)",
@@ -61,11 +62,10 @@ class Answer:
         """
         values: dict[str, Any] = parse(text)
         found = cls(**{**values, "workers": tuple(values.get("workers", ()))})
-        numbers, words = (found.rank, found.pid, found.number), (found.host, found.where, found.doing, found.operation)
-        if not all(isinstance(one, int) for one in numbers):
-            raise TypeError(f"no numbers: {numbers}")
-        if not all(isinstance(one, str) for one in (*words, found.layer, found.sizes, found.state, *found.workers)):
-            raise TypeError(f"no text: {words}")
+        given, legal = asdict(found), asdict(cls(rank=0, host=""))
+        wrong = [name for name in legal if type(given[name]) is not type(legal[name])]
+        if wrong or not all(isinstance(one, str) for one in found.workers):
+            raise TypeError(f"of another type: {wrong or 'workers'}")
         return found
 
 
@@ -81,31 +81,39 @@ def verdict(answers: Sequence[Answer]) -> str:
     return "; ".join(f"{_names(group)} {_plural(words, len(group))}" for words, group in groups.items())
 
 
-def silent_nodes(answers: Sequence[Answer]) -> list[str]:
-    """Return the nodes of which no rank answers, unless no other node's does: a script can't do that to its node."""
-    heard = {one.host for one in answers if one.state != "gone"}
-    return sorted({one.host for one in answers} - heard) if heard else []
+class Judgement(NamedTuple):
+    """What one rank makes of all answers."""
+
+    words: str
+    """The verdict."""
+    silent: str
+    """Ranks that do not answer, and are not known to be busy in C code or to have ended; "" for none."""
+    silent_nodes: list[str]
+    """The nodes of which no rank answers, if this rank may accuse them."""
+    may_accuse: bool
+    """See `suspects`."""
+    is_lowest: bool
+    """Whether no rank below it answers."""
+    may_end: bool
+    """Whether ranks are silent that have stack files here: only by its file is one known to be busy in C code."""
 
 
-def silent_ranks(answers: Sequence[Answer]) -> str:
-    """Return the ranks that do not answer, and are not known to be busy in C code or to have ended; "" for none."""
-    silent = _silent(answers)
-    return _names(silent) if silent else ""
-
-
-def have_files(answers: Sequence[Answer], run_dir: Path | None) -> bool:
-    """Return whether the silent ranks have stack files here. Only by its file is a rank known to be busy in C code."""
-    files = [run_dir / File.STACK.format(one.rank) for one in _silent(answers)] if run_dir else [Path("/nowhere")]
-    return all(path.exists() for path in files)
-
-
-def _silent(answers: Sequence[Answer]) -> list[Answer]:
-    return [one for one in answers if one.state in ("gone", "stopped")]
-
-
-def reached(answers: Sequence[Answer], host: str) -> dict[int, str]:
-    """Return the ranks that answer, and all of this host, each with its node."""
-    return {one.rank: one.host for one in answers if not one.state or one.host == host}
+def judge(answers: Sequence[Answer], here: Answer, world_size: int, run_dir: Path | None) -> Judgement:
+    """Return what the rank that is `here` makes of all ranks' answers, its own included."""
+    reached = {one.rank: one.host for one in answers if not one.state or one.host == here.host}
+    may_accuse = suspects.may_accuse(reached, world_size, os.environ)
+    nodes = sorted({one.host for one in answers} - {one.host for one in answers if one.state != "gone"})
+    cut_off = f"; rank {here.rank} reaches {len(reached)} of {world_size} ranks: it may be cut off"
+    silent = [one for one in answers if one.state in ("gone", "stopped")]
+    have_files = run_dir is not None and all((run_dir / File.STACK.format(one.rank)).exists() for one in silent)
+    return Judgement(
+        words=verdict(answers) + (cut_off if nodes and not may_accuse else ""),
+        silent=_names(silent) if silent else "",
+        silent_nodes=nodes if may_accuse else [],
+        may_accuse=may_accuse,
+        is_lowest=here.rank == min((one.rank for one in answers if not one.state), default=here.rank),
+        may_end=bool(silent) and have_files,
+    )
 
 
 def hint(answers: Sequence[Answer]) -> str:
@@ -115,12 +123,8 @@ def hint(answers: Sequence[Answer]) -> str:
             "all ranks must make the same calls: is one of them inside `if world.is_main:`? Else give the tensors of a "
             "collective the same shape on all ranks"
         )
-    crashed = [one.rank for one in answers if _is_crash(one.state)]
+    crashed = [one.rank for one in answers if one.state.startswith("crashed")]
     return f"read the output of that rank, and its stacks: {File.STACK.format(crashed[0])}" if crashed else ""
-
-
-def _is_crash(state: str) -> bool:
-    return state.startswith("crashed")
 
 
 def read(run_dir: Path) -> list[Answer]:
@@ -177,7 +181,7 @@ def _words(one: Answer, *, with_sizes: bool) -> str:
     if not one.state:
         return words
     seen = one.where or one.operation
-    is_here = one.state in ("locked", "aborted") or _is_crash(one.state)
+    is_here = one.state in ("locked", "aborted") or one.state.startswith("crashed")
     last = f"{':' if is_here else '; seen last:'} {_plural(words, 1)}"
     return f"{STATES.get(one.state, one.state)}{last if seen else ''}"
 

@@ -21,9 +21,10 @@ from dataclasses import replace
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.console import complain
-from cluster_ddp.runtime.failure import hang_verdict, rank_progress, stacks, suspects, worker_stacks
+from cluster_ddp.runtime.failure import hang_verdict, rank_progress, suspects
 from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, files, leave_out_torchs_warnings, run_dir_here
 from cluster_ddp.runtime.failure.hang_verdict import Answer
+from cluster_ddp.runtime.failure.stacks import StackFile, WorkerStacks
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
@@ -66,23 +67,28 @@ class HangWatch:
         restart_s: float = _NEVER,
         end: Callable[[Callable[[], bool]], None] = lambda is_over: None,
     ) -> None:
-        self._topology, self._answers = topology, HangAnswers(topology, ask)
+        self._topology = topology
+        self.answers = HangAnswers(topology, ask)
+        """What is known of the ranks in the present hang."""
         self._warning_s, self._timeout_s, self._restart_s, self._end = warning_s, timeout_s, restart_s, end
         least_s = _EVERY_S_PER_RANK * topology.world_size
         self._every_s = max(0.05, min(_LONGEST_S, warning_s / 10, timeout_s / 10), least_s)
-        self._stopped, self._told = threading.Event(), threading.Lock()
-        self._answered_at = -1.0  # the last progress before the present hang; -1 if this rank has answered in none
-        self._due_s = _NEVER  # when this rank ends the start
-        self._error: BaseException | None = None
-        self._silent_nodes: list[str] = []
-        self._ends_after_s = _NEVER  # by the verdict: how much later than those that may accuse it ends the start
         is_last = topology.rank == topology.world_size - 1  # one on another node than rank 0, if any is
         self._blind_at = time.monotonic() + warning_s if is_last and restart_s < _NEVER else _NEVER
-        self._file: stacks.StackFile | None = None
-        self._workers = worker_stacks.WorkerStacks()
+        self._file: StackFile | None = None
+        self._workers = WorkerStacks()
+        self._stopped, self._judging = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="hangs", daemon=True)
+        self._error: BaseException | None = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget the hang before."""
+        self._answered_at = -1.0  # the last progress before the present hang; -1 if this rank has answered in none
+        self._end_at = _NEVER  # when this rank ends the start
         self.words = self.silent = ""
         """The verdict of the present hang, and which ranks are silent by it; "" if there is none."""
+        self._silent_nodes: list[str] = []
 
     def start(self) -> None:
         """Start the thread. Call it once."""
@@ -100,7 +106,7 @@ class HangWatch:
             self._file = None
 
     def verdict(self, error: BaseException) -> str:
-        """Return where all ranks are, after a collective's error on this one; "" if that is unknown."""
+        """Return where all ranks are, after a collective's error on this one, and `accuse`; "" if that is unknown."""
         self._error = error
         with contextlib.suppress(Exception):  # the failure itself must be reported
             if not self.words:
@@ -108,11 +114,6 @@ class HangWatch:
                 self._tell()
         self.accuse()
         return self.words
-
-    @property
-    def lost_store(self) -> bool:
-        """Whether the ranks' store does not answer in this hang."""
-        return self._answers.lost_store
 
     def accuse(self) -> None:
         """Note the nodes that do not answer, by the verdict."""
@@ -138,43 +139,45 @@ class HangWatch:
         return None
 
     def _watch(self) -> None:
-        with contextlib.suppress(Exception):
-            self._open_file()
-        while not self._stopped.wait(min(self._every_s, max(0.0, self._due_s - time.monotonic()))):
+        wait_s = 0.0
+        while not self._stopped.wait(wait_s):
             with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
                 self._look()
+            wait_s = min(self._every_s, max(0.0, self._end_at - time.monotonic()))
 
     def _look(self) -> None:
+        """Note where this rank is, and answer if that is due: no step came, or another rank asks."""
         self._open_file()
-        if self._file is None and rank_progress.last_s and time.monotonic() > self._blind_at:
+        now, last_s = time.monotonic(), rank_progress.last_s
+        if self._file is None and last_s and now > self._blind_at:
             self._blind_at = _NEVER
             complain(_BLIND.format(self._restart_s, node_name(os.environ)))
-        if self._answered_at == rank_progress.last_s:
-            if time.monotonic() >= self._due_s:
+        if self._answered_at == last_s:  # nothing new since the answer
+            if now >= self._end_at:
                 self._end_if_silent()
-            return  # nothing new since the answer
+            return
         if self._answered_at >= 0:
-            self._answers.forget()
-            self._answered_at, self._due_s, self.words = -1.0, _NEVER, ""
-        is_late = bool(rank_progress.last_s) and time.monotonic() - rank_progress.last_s > self._warning_s
+            self.answers.forget()
+            self._begin_anew()
         here, stuck_s = self._here(), self._warning_s + 4 * self._every_s
         if self._topology.rank == 0 and self._file is not None:
             self._file.write(here.text())  # its store would be gone with it
         arm = self._file.arm if self._file is not None else lambda timeout_s: None
         arm(stuck_s + STORE_PATIENCE_S)
-        must_answer = is_late or self._answers.is_asked(here)
+        is_late = bool(last_s) and now - last_s > self._warning_s
+        must_answer = is_late or self.answers.is_asked(here)
         arm(_NEVER if must_answer else stuck_s)
         if must_answer:
             self._answered_at = rank_progress.last_s
-            due_s = time.monotonic() + self._restart_s
+            end_at = time.monotonic() + self._restart_s
             self._answer()
-            self._tell(due_s)
+            self._tell(end_at)
 
     def _end_if_silent(self) -> None:
         """End the start if ranks still do not answer. They have had the time to, and no step has come."""
-        self._due_s = _NEVER
-        self._answers.lost_store = False  # it may answer again
-        with self._told:
+        self._end_at = _NEVER
+        self.answers.lost_store = False  # it may answer again
+        with self._judging:
             self._judge(patience_s=0.0)
         if self.silent and not self._is_over():
             self._end(self._is_over)
@@ -186,12 +189,12 @@ class HangWatch:
     def _open_file(self) -> None:
         folder = run_dir_here()
         if self._file is None and folder is not None:
-            self._file = stacks.StackFile(folder / File.STACK.format(self._topology.rank))
+            self._file = StackFile(folder / File.STACK.format(self._topology.rank))
             self._file.write(self._here().text())
 
     def _here(self, *, ask_workers: bool = False) -> Answer:
         """Where this rank is now; after an error, where that was raised."""
-        return self._answers.here(self._error, self._workers.places() if ask_workers else ())
+        return self.answers.here(self._error, self._workers.places() if ask_workers else ())
 
     def _answer(self) -> None:
         """Write where this rank is, for all others, and ask them for the same."""
@@ -202,49 +205,44 @@ class HangWatch:
                 self._file.write(answer.text())
                 self._file.dump()
                 self._file.sync()
-        if not self._answers.give(answer) and self._file is not None:
+        if not self.answers.give(answer) and self._file is not None:
             self._file.write(replace(answer, lost_store=True).text())
             self._file.sync()
 
-    def _tell(self, due_s: float = _NEVER) -> None:
+    def _tell(self, end_at: float = _NEVER) -> None:
         """Make the verdict. One rank prints it: the lowest that comes so far."""
         turn_s = 0.0 if self._error or self._topology.rank == 0 else 2 * self._every_s + 2 * _ANSWER_S
         if self._stopped.wait(turn_s):
             return
-        with self._told:
+        with self._judging:
             if self.words:
                 return
-            speaks = self._judge(patience_s=2 * self._every_s + _ANSWER_S)
-            self._due_s = due_s + self._ends_after_s
+            speaks, ends_after_s = self._judge(patience_s=2 * self._every_s + _ANSWER_S)
+            self._end_at = end_at + ends_after_s
             if speaks and self._error is None:  # else its error is said, and is the last word
                 words = f"No step was completed for {self._warning_s:g} s: {self.words}."
-                if self._due_s < _NEVER:
-                    left_s = max(0.0, self._due_s - time.monotonic())
+                if self._end_at < _NEVER:
+                    left_s = max(0.0, self._end_at - time.monotonic())
                     words += f" If that lasts, this start ends in {left_s:.0f} s (--hang-restart-s)."
                 complain(words)
 
-    def _judge(self, *, patience_s: float) -> bool:
-        """Make the verdict from all answers. Returns whether this rank is to tell it; it has then kept it as a file."""
-        answers = self._answers.collect(self._here(ask_workers=True), patience_s=patience_s)
-        self._ends_after_s = _NEVER
-        rank, size, folder = self._topology.rank, self._topology.world_size, run_dir_here()
-        reached = hang_verdict.reached(answers, node_name(os.environ))
-        may_accuse = suspects.may_accuse(reached, size, os.environ)
-        if not may_accuse and self._file is not None:
+    def _judge(self, *, patience_s: float) -> tuple[bool, float]:
+        """Make the verdict from all answers; one who is to tell it keeps it as a file.
+
+        Returns whether this rank is to tell it, and how much later than `--hang-restart-s` it may end the start.
+        """
+        here, folder = self._here(ask_workers=True), run_dir_here()
+        answers = self.answers.collect(here, patience_s=patience_s)
+        found = hang_verdict.judge(answers, here, self._topology.world_size, folder)
+        if not found.may_accuse and self._file is not None:
             kept = hang_verdict.kept(self._file.path, min(self._warning_s, self._timeout_s))
             if kept not in ("", self.words):
                 self.words, self.silent, self._silent_nodes = kept, "", []  # by a rank that reaches more
-                return False
-        self.words, self.silent = hang_verdict.verdict(answers), hang_verdict.silent_ranks(answers)
-        nodes = hang_verdict.silent_nodes(answers)
-        if nodes and not may_accuse:
-            self.words += f"; rank {rank} reaches {len(reached)} of {size} ranks: it may be cut off"
-        self._silent_nodes = nodes if may_accuse else []
-        is_lowest = rank == min((one.rank for one in answers if not one.state), default=rank)
-        if self.silent and hang_verdict.have_files(answers, folder):  # else they may be busy in C code
-            self._ends_after_s = 0.0 if may_accuse and is_lowest else _OTHERS_S
-        speaks = is_lowest or self._error is not None
+                return False, _NEVER
+        self.words, self.silent, self._silent_nodes = found.words, found.silent, found.silent_nodes
+        speaks = found.is_lowest or self._error is not None
         if speaks and folder is not None:
             with contextlib.suppress(OSError), atomic_write(folder / File.HANG) as file:  # such as on a full disk
                 file.write(f"{self.words}\n".encode())
-        return speaks
+        first_s = 0.0 if found.may_accuse and found.is_lowest else _OTHERS_S
+        return speaks, first_s if found.may_end else _NEVER

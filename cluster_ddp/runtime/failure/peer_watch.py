@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from cluster_ddp.runtime.failure import hard_exit
+from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 
 _EVERY_S = 1.0
@@ -79,7 +79,7 @@ class PeerWatch:
             return
         self._reporter.say(words or self._reporter.answer(), consequence=True)
         self._reporter.linger()
-        hard_exit.now(_EXIT_STATUS)
+        process_exit.now(_EXIT_STATUS)
 
     def _end_for(self, error: Exception) -> None:
         """Report this rank's own error, unless its own code does, once it next waits for its device."""
@@ -88,4 +88,4 @@ class PeerWatch:
             if self._is_busy():  # with a collective that will never end
                 self._reporter.report(error)
                 self._reporter.linger()
-                hard_exit.now(_EXIT_STATUS)
+                process_exit.now(_EXIT_STATUS)

@@ -1,7 +1,7 @@
 """Where a process is: the innermost line of the user's code, and what it does there. Imports no torch.
 
 A stack is read from live frames, from an exception, or from what faulthandler wrote: of this rank in its file in the
-run directory, also when it is stuck in C, and of its loaders' workers (`worker_stacks`). faulthandler has one watchdog
+run directory, also when it is stuck in C, and of its loaders' workers. faulthandler has one watchdog
 (dump_traceback_later) and one handler of fatal signals for a process. The watchdog is armed once there is a run
 directory; the handler is left alone if the script has enabled its own.
 """
@@ -12,8 +12,10 @@ import contextlib
 import faulthandler
 import os
 import re
+import signal
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import traceback
@@ -21,13 +23,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from cluster_ddp.files import is_at
+from cluster_ddp.processes import catches, children
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 
 ANSWERED = "No step was completed."
 """Begins what a rank writes itself before its stacks."""
+_HEAD_BYTES = 2048
+# How long workers may take to write their stacks.
+_WORKERS_S = 0.3
+_SIGNAL = signal.SIGRTMAX - 3  # real-time signals have no other meaning; the last few are seldom used
 _PACKAGE = str(Path(__file__).parents[2]) + "/"
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
@@ -38,7 +45,6 @@ _IN_CPP = {
     "_verify_param_shape_across_processes": "all_gather",
 }
 _THREAD = re.compile(r"^(Current thread|Thread|Stack) ")
-_HEAD_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -116,14 +122,12 @@ def place(stack: Sequence[Frame]) -> Place:
     where = "" if at is None else f"{Path(stack[at].file).name}:{stack[at].line}"
     collective = _collective(inner)
     layer = next((frame.layer for frame in inner if frame.layer), "") if collective else ""
+    doing = stack[at or 0].function if stack else "no Python code"
     if any(frame.file.endswith("torch/utils/data/dataloader.py") for frame in stack):
-        doing = "DataLoader"
-        if at is not None and not any(frame.file.endswith("/dataloader.py") for frame in inner):
-            doing = f"DataLoader, in {stack[at].function}"
+        is_below = at is None or any(frame.file.endswith("/dataloader.py") for frame in inner)
+        doing = "DataLoader" if is_below else f"DataLoader, in {doing}"
     elif any(frame.function == "backward" for frame in inner):
         doing = "backward"
-    else:
-        doing = stack[at].function if at is not None else (stack[0].function if stack else "no Python code")
     return Place(where, doing, collective, layer)
 
 
@@ -209,9 +213,40 @@ class StackFile:
             os.close(descriptor)
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process of this machine is stopped by a signal or a debugger."""
-    with contextlib.suppress(OSError):
-        state = re.search(r"^State:\s+(\S)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-        return state is not None and state[1] in ("T", "t")
-    return False
+class WorkerStacks:
+    """Asks processes forked from this one where they are. Make it before they are forked: they inherit the handler."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as there are workers
+        self._is_ours = signal.getsignal(_SIGNAL) == signal.SIG_DFL
+        if self._is_ours:
+            faulthandler.register(_SIGNAL, file=self._file, all_threads=False)
+
+    def places(self) -> tuple[str, ...]:
+        """Return file and line of each child that can say it."""
+        found = []
+        for pid in children(os.getpid()) if self._is_ours else ():
+            start = os.fstat(self._file.fileno()).st_size
+            try:
+                if not catches(pid, _SIGNAL):
+                    continue  # the signal would end it
+                os.kill(pid, _SIGNAL)
+            except OSError:  # it has just ended
+                continue
+            deadline = time.monotonic() + _WORKERS_S
+            while os.fstat(self._file.fileno()).st_size == start and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.02)  # the rest of its stack
+            text = os.pread(self._file.fileno(), 1 << 16, start).decode(errors="replace")
+            at = place(of_text(text))
+            if at.where:
+                found.append(f"{at.doing.partition(', in ')[2] or at.doing} ({at.where})")
+        return tuple(found)
+
+    def close(self) -> None:
+        """Remove the handler, and ask nobody from now on."""
+        if self._is_ours:
+            # The children have the handler still, and the file.
+            faulthandler.unregister(_SIGNAL)
+            self._is_ours = False
+        self._file.close()

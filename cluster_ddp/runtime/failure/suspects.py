@@ -6,13 +6,12 @@ Errors of the user's code never belong there. Nor do nodes that are accused by a
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
 from cluster_ddp.protocol import Env, File
-from cluster_ddp.runtime.run_dir.fenced_writes import open_own
+from cluster_ddp.runtime.run_dir.fenced_writes import append
 from cluster_ddp.slurm import hostlist, variables
 from cluster_ddp.slurm.variables import Variables
 
@@ -28,15 +27,10 @@ def may_accuse(reached: Mapping[int, str], world_size: int, env: Mapping[str, st
     """
     if 2 * len(reached) != world_size:
         return 2 * len(reached) > world_size
-    return _batch_host(env) in reached.values()
-
-
-def _batch_host(env: Mapping[str, str]) -> str | None:
-    """The node that runs the batch script: the first one of the job (sbatch(1)); None if it is not known."""
-    with contextlib.suppress(ClusterDDPError):
-        names = (*variables.JOB_NODELIST, *variables.NODELIST)
-        return next(iter(hostlist.of_variable(Variables(env), *names)), None)
-    return None
+    with contextlib.suppress(ClusterDDPError):  # a list that can't be read
+        nodes = hostlist.of_variable(Variables(env), *variables.JOB_NODELIST, *variables.NODELIST)
+        return next(iter(nodes), None) in reached.values()  # the first one runs the batch script (sbatch(1))
+    return False
 
 
 def note(env: Mapping[str, str], node: str, why: str) -> None:
@@ -48,6 +42,4 @@ def note(env: Mapping[str, str], node: str, why: str) -> None:
         return
     line = f"{node} {printable(' '.join(why.split()))[:_LONGEST]}\n"
     with contextlib.suppress(OSError, RunDirError):
-        descriptor = open_own(Path(run_dir) / File.SICK_NODES, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with open(descriptor, "ab", buffering=0) as file:
-            file.write(line.encode())
+        append(Path(run_dir) / File.SICK_NODES, line.encode())

@@ -28,10 +28,11 @@ from cluster_ddp.agent.task.supervisor import Supervisor, say
 from cluster_ddp.agent.task.trains_alone import GroupCheck
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
-from cluster_ddp.runtime.device import cpu_affinity
-from cluster_ddp.runtime.fork import fast_exit, preload
+from cluster_ddp.runtime import process_exit
+from cluster_ddp.runtime.device import binding
+from cluster_ddp.runtime.fork import program
+from cluster_ddp.runtime.fork.program import Target
 from cluster_ddp.runtime.fork.rank_environments import NodeRanks
-from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.slurm.variables import node_name
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if Env.NOTES in os.environ:  # started by an agent, which may be killed
             processes.end_with_parent(signal.SIGTERM, os.getppid())
         target.prepare()
-        preload.load(os.environ.get(Env.PRELOAD, "").split())
+        program.load(os.environ.get(Env.PRELOAD, "").split())
     handlers = {number: signal.SIG_IGN if number in ignored else signal.SIG_DFL for number in signals.WARNINGS}
     _fork(node, target, arguments.log_dir, handlers)
 
@@ -78,7 +79,7 @@ def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mappi
             processes.end_with_parent(signal.SIGKILL, parent)
             _become(node, local_rank, log_dir)
             signals.let_come()
-            fast_exit.after(target.run, shared)
+            process_exit.after(target.run, shared)
         pids[rank] = pid
     notes = Notes(Path(os.environ.get(Env.NOTES) or os.devnull))
     world_size = node.num_nodes * node.ranks
@@ -125,9 +126,9 @@ def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
     if log_dir is not None:
         log = log_dir / File.TASK_LOG.format(node.rank(local_rank))
         processes.write_output_to(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
-    cpus = cpu_affinity.share(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
+    cpus = binding.share_of_cpus(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
     os.sched_setaffinity(0, cpus)
-    preload.reinit_after_fork(len(cpus))
+    program.reinit_after_fork(len(cpus))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,11 @@ def unset(store: dist.Store, keys: Sequence[str]) -> list[str]:
     return [*unset(store, keys[:middle]), *unset(store, keys[middle:])]
 
 
+def values(store: dist.Store, keys: Sequence[str]) -> list[str]:
+    """Return the values of keys that the store has."""
+    return [value.decode() for batch in batches(keys) for value in store.multi_get(list(batch))]
+
+
 def hosts(store: dist.Store, ranks: Sequence[int]) -> list[str]:
     """Return the host names of ranks that have arrived."""
     return [host for host, _ in arrivals(store, ranks)]
@@ -47,8 +52,7 @@ def hosts(store: dist.Store, ranks: Sequence[int]) -> list[str]:
 
 def arrivals(store: dist.Store, ranks: Sequence[int]) -> list[tuple[str, str]]:
     """Return host name and kind of device ("cpu" or "cuda") of ranks that have arrived."""
-    values = [value for batch in batches([*map(arrival, ranks)]) for value in store.multi_get(list(batch))]
-    parts = [value.decode().partition(" ") for value in values]
+    parts = [value.partition(" ") for value in values(store, [*map(arrival, ranks)])]
     return [(host, device_type) for host, _, device_type in parts]
 
 
@@ -59,8 +63,7 @@ def with_common_restarts(topology: Topology, store: dist.Store) -> Topology:
     store.set(f"restarts/{topology.rank}", str(topology.agent_restarts))
     if topology.rank == 0:
         keys = [f"restarts/{rank}" for rank in range(topology.world_size)]
-        counts = [int(value) for batch in batches(keys) for value in store.multi_get(list(batch))]
-        store.set("restarts", str(max(counts)))
+        store.set("restarts", str(max(map(int, values(store, keys)))))
     more = int(store.get("restarts")) - topology.agent_restarts
     return replace(topology, restart_count=topology.restart_count + more, agent_restarts=topology.agent_restarts + more)
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.protocol import File
-from cluster_ddp.runtime.failure import hard_exit, rank_progress
+from cluster_ddp.runtime import process_exit
+from cluster_ddp.runtime.failure import rank_progress
 
 if TYPE_CHECKING:
     from cluster_ddp.runtime.world import World
@@ -41,7 +42,7 @@ class BackgroundWriter:
         self._last: Future[None] | None = None
         self._path, self._since = Path(), 0.0
         self._told_s = _SLOW_S
-        hard_exit.before(self.wait)
+        process_exit.before_now(self.wait)
 
     def begin(self, path: Path, write: Callable[[], None]) -> None:
         """Call a function in the thread, after the earlier ones. It writes the file, which messages name."""
@@ -135,7 +136,7 @@ def settle(world: World, *, together: bool = True) -> None:
     deadline = time.monotonic() + PATIENCE_S
     tell_at = 0.0
     on_all_ranks: Callable[[str], str] = world.broadcast if together else str
-    while missing := on_all_ranks(_missing()):
+    while missing := on_all_ranks("; ".join(filter(None, [files.finish(_EVERY_S) for files in _files]))):
         now = time.monotonic()
         decides = world.is_main or not together
         if decides and (now > deadline or are_stuck()):
@@ -162,11 +163,6 @@ def _note_until(end_s: float) -> None:
 
     if rank_progress.run_dir is not None:
         threading.Thread(target=note, args=(rank_progress.run_dir / File.LOCK,), daemon=True).start()
-
-
-def _missing() -> str:
-    """What is not on disk after another try, in words; "" if everything is."""
-    return "; ".join(filter(None, [files.finish(_EVERY_S) for files in _files]))
 
 
 def _lost(missing: str) -> RunDirError:

@@ -130,18 +130,14 @@ class MetricsFile:
 
     def _write_waiting(self) -> None:
         fenced_writes.check()
-        self._open_anew()
-        assert self._file is not None
+        if self._file is None:
+            set_aside(self.path)
+            self._file = self._open()
         while self._waiting:
             written = os.pwrite(self._file, self._waiting[:_BLOCK_BYTES], self._written)
             with self._count:
                 self._written += written
                 del self._waiting[:written]
-
-    def _open_anew(self) -> None:
-        if self._file is None:
-            set_aside(self.path)
-            self._file = self._open()
 
     def _open(self) -> int:
         return open_own(self.path, os.O_RDWR | os.O_CREAT)

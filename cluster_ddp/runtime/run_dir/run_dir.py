@@ -20,16 +20,15 @@ import torch
 
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, to_json
+from cluster_ddp.files import ensure_dir, remove_leftovers, reserve_descriptors, to_json
 from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.run_files import json_lines
 from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.profiling import node_usage
 from cluster_ddp.runtime.run_dir import background_writer
-from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
-from cluster_ddp.runtime.run_dir.lock import RunLock
+from cluster_ddp.runtime.run_dir.fenced_writes import RunLock, atomic_write
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
-from cluster_ddp.runtime.trackers.feeder import Tracking
-from cluster_ddp.runtime.usage import sampler
+from cluster_ddp.runtime.run_dir.tracking import Tracking
 from cluster_ddp.runtime.world import World
 
 _TAIL_BYTES = 64 * 1024  # has the last records
@@ -73,13 +72,13 @@ class RunDir:
             tracking = Tracking(names, self.path, self._metrics, is_restart=world.topology.restart_count > 0)
             world.before_leaving(tracking.stop)
         if world.topology.local_rank == 0:
-            sampler.start(self.path, world.topology, os.environ)
-            world.before_leaving(sampler.stop)
+            node_usage.start(self.path, world.topology, os.environ)
+            world.before_leaving(node_usage.stop)
 
     def _claim(self) -> None:
         """Make it, and lock it."""
         with self.written():
-            self._make()
+            ensure_dir(self.path)
             self._lock = RunLock(self.path / File.LOCK, self.world.topology)
             remove_leftovers(self.path)
         self.seen_s = _last_time(self.path / File.METRICS)
@@ -191,7 +190,7 @@ class RunDir:
             RunDirError: another job, or a newer start of this one, has taken the run directory.
         """
         if self.world.is_main:
-            self._make()
+            ensure_dir(self.path)
             self._lock.keep()
             self._metrics.sync()
 
@@ -204,10 +203,6 @@ class RunDir:
         if self.world.is_main:
             with atomic_write(self.path / name) as file:
                 torch.save(dict(state), file)
-
-    def _make(self) -> None:
-        if not self.path.is_dir():
-            make_dir(self.path)
 
 
 def _last_time(path: Path) -> float | None:

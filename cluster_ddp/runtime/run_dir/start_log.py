@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.protocol import ASIDE, RECORDS_VERSION, RESTART, File
 from cluster_ddp.run_files import json_lines, tail
-from cluster_ddp.runtime.run_dir.fenced_writes import open_own
+from cluster_ddp.runtime.run_dir.fenced_writes import append
 from cluster_ddp.slurm.topology import Topology
 
 _UNKNOWN = "It ended without a final record: it was killed, or its node was lost."
@@ -83,26 +82,19 @@ def _cause(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
     folder = run_dir if is_same_job else run_dir / ASIDE.format(last.get("job"))
     # Nothing is moved aside but by `submit --resume`: CLUSTER_DDP_RUN_DIR may have been set by hand.
     of_that = label if is_same_job else str(last.get("job"))
-    ended = _ended(folder, of_that) or _ended(run_dir, of_that)
-    if ended is not None and (
-        ended.restart == topology.restart_count - 1 if is_same_job else not _is_older(ended, last)
-    ):
-        return _in_words(ended)
+    before, restart = topology.restart_count - 1, last.get("restart")
+    if ended := _ended(folder, of_that) or _ended(run_dir, of_that):
+        is_older = isinstance(restart, int) and ended.restart < restart
+        if ended.restart == before if is_same_job else not is_older:
+            return _in_words(ended)
     log = tail(folder / File.JOB_LOG)
     starts = _RESTART.split(log)
-    before = starts[-2 if is_same_job and topology.restart_count and len(starts) > 1 else -1]
-    if lost := first_failure.lost_nodes(before):
+    of_start = starts[-2 if is_same_job and topology.restart_count and len(starts) > 1 else -1]
+    if lost := first_failure.lost_nodes(of_start):
         return f"{outcome.in_words(lost)}."
     # Slurm says in the log why it ends a batch script, unless the node of that script is gone.
-    is_silent = (
-        log and is_same_job and last.get("restart") == topology.restart_count - 1 and "CANCELLED AT" not in before
-    )
+    is_silent = log and is_same_job and restart == before and "CANCELLED AT" not in of_start
     return _SILENT.format(last.get("master_addr", "")) if is_silent else _UNKNOWN
-
-
-def _is_older(ended: Outcome, last: Mapping[str, Any]) -> bool:
-    restart = last.get("restart")
-    return isinstance(restart, int) and ended.restart < restart
 
 
 def _ended(folder: Path, label: str) -> Outcome | None:
@@ -131,8 +123,5 @@ def note_non_finite(run_dir: Path, step: int, what: str) -> None:
 
 
 def _append(run_dir: Path, record: Mapping[str, Any]) -> None:
-    line = json.dumps({"time": round(time.time(), 3), **record}).encode() + b"\n"
     with contextlib.suppress(OSError):
-        descriptor = open_own(run_dir / File.STARTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with open(descriptor, "ab", buffering=0) as file:
-            file.write(line)
+        append(run_dir / File.STARTS, json.dumps({"time": round(time.time(), 3), **record}).encode() + b"\n")

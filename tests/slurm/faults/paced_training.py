@@ -22,8 +22,8 @@ import few_digits
 import torch
 
 from cluster_ddp.mnist import loop
+from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-from cluster_ddp.runtime.fork import fast_exit
 from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.train import main
 
@@ -72,4 +72,4 @@ Checkpointer.step = paced_step  # type: ignore[method-assign]
 loop.F.nll_loss = poisoned_loss
 os.fsync = slow_fsync  # type: ignore[assignment]
 time.time = lambda: clock() + CLOCK_S
-fast_exit.after(lambda: sys.exit(main()))  # as `python -m cluster_ddp.train` does
+process_exit.after(lambda: sys.exit(main()))  # as `python -m cluster_ddp.train` does

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.runtime.device import visible_gpus
+from cluster_ddp.runtime.device import binding
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from cluster_ddp.runtime.device import visible_gpus
     ],
 )
 def test_each_rank_has_a_mig_instance_of_its_own(env: dict[str, str], local_rank: int, changes: dict[str, str]) -> None:
-    assert visible_gpus.own(env, local_rank) == changes
+    assert binding.own_instance(env, local_rank) == changes
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_each_rank_has_a_mig_instance_of_its_own(env: dict[str, str], local_rank
     ],
 )
 def test_an_amd_gpu_is_not_selected_twice(env: dict[str, str], changes: dict[str, str]) -> None:
-    assert visible_gpus.counted_once(env) == changes
+    assert binding.counted_once(env) == changes
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_an_amd_gpu_is_not_selected_twice(env: dict[str, str], changes: dict[str
 def test_an_open_driver_is_seen(tmp_path: Path, opened: list[str], found: str | None) -> None:
     for number, target in enumerate(opened):
         (tmp_path / str(number)).symlink_to(target)
-    assert visible_gpus.open_driver(tmp_path) == found
+    assert binding.open_driver(tmp_path) == found

@@ -20,15 +20,15 @@ import pytest
 from slowness import scaled
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.runtime.run_dir import lock
-from cluster_ddp.runtime.run_dir.lock import RunLock
+from cluster_ddp.runtime.run_dir import fenced_writes
+from cluster_ddp.runtime.run_dir.fenced_writes import RunLock
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
 HOLD = """
     import os, signal, sys, time
     from pathlib import Path
-    from cluster_ddp.runtime.run_dir.lock import RunLock
+    from cluster_ddp.runtime.run_dir.fenced_writes import RunLock
     from cluster_ddp.slurm.topology import Topology
     held = RunLock(Path(sys.argv[1]), Topology.from_environ(os.environ))
     print(os.getpid(), flush=True)
@@ -110,7 +110,7 @@ def test_its_former_self_is_waited_for(
             process.communicate("end\n")
 
     clock = SimpleNamespace(sleep=nap, monotonic=time.monotonic, strftime=time.strftime)
-    monkeypatch.setattr(lock, "time", clock)  # not time.sleep itself: other threads sleep, too
+    monkeypatch.setattr(fenced_writes, "time", clock)  # not time.sleep itself: other threads sleep, too
     RunLock(tmp_path / ".lock", job(12))
     assert len(naps) == 3
     (record,) = said.records
@@ -121,7 +121,7 @@ def test_a_former_self_that_stays_is_refused_in_the_end(
     tmp_path: Path, holder: Start, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder(12)
-    monkeypatch.setattr(lock, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(fenced_writes, "LOCK_PATIENCE_S", 0.3)
     start = time.monotonic()
     with pytest.raises(RunDirError, match=r"the former run of this job, is still using it"):
         RunLock(tmp_path / ".lock", job(12))

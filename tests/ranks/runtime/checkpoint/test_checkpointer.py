@@ -33,7 +33,7 @@ from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, saver, stop_agreement
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-from cluster_ddp.runtime.meter import Meter
+from cluster_ddp.runtime.collectives import Meter
 from cluster_ddp.runtime.model import ddp as wrapping
 from cluster_ddp.runtime.model.ddp import prebuild_ddp_buckets
 from cluster_ddp.runtime.rng import seed_all

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cluster_ddp.runtime.device import cpu_affinity
+from cluster_ddp.runtime.device import binding
 
 GPU = torch.device("cuda", 0)
 
@@ -19,7 +19,7 @@ GPU = torch.device("cuda", 0)
     ("text", "cpus"), [("0-3,8-9\n", {0, 1, 2, 3, 8, 9}), ("5\n", {5}), ("\n", set()), ("0-1,4", {0, 1, 4})]
 )
 def test_parse(text: str, cpus: set[int]) -> None:
-    assert cpu_affinity.parse(text) == cpus
+    assert binding.parse(text) == cpus
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_a_process_runs_near_its_gpu_where_it_has_the_cpus(
         (folder / "local_cpulist").write_text(f"{local}\n")
     properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x5E, pci_device_id=0)
     calls: list[set[int]] = []
-    monkeypatch.setattr(cpu_affinity, "_PCI", tmp_path)
+    monkeypatch.setattr(binding, "_PCI", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(usable))
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: calls.append(cpus))
     monkeypatch.setattr(logging.getLogger("cluster_ddp"), "handlers", [caplog.handler])
     monkeypatch.setattr(logging.getLogger("cluster_ddp"), "propagate", False)
-    cpu_affinity.bind(GPU, cpus_per_task, told=True)
+    binding.bind_cpus(GPU, cpus_per_task, told=True)
     assert calls == ([] if bound is None else [bound])
     assert ("--distribution=block:block" in caplog.text) == said

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster_ddp.errors import DeviceError
-from cluster_ddp.runtime.device import device, visible_gpus
+from cluster_ddp.runtime.device import binding, device
 from cluster_ddp.slurm.topology import Topology
 
 
@@ -159,7 +159,7 @@ def test_a_script_that_has_started_cuda_cannot_have_its_mig_instance(
 ) -> None:
     """It has asked torch.cuda.is_available() before: CUDA reads the list once, and all ranks would have the first."""
     process["CUDA_VISIBLE_DEVICES"] = "MIG-aa,MIG-bb"
-    monkeypatch.setattr(visible_gpus, "open_driver", lambda: "/dev/nvidia-uvm")
+    monkeypatch.setattr(binding, "open_driver", lambda: "/dev/nvidia-uvm")
     with pytest.raises(DeviceError, match=r"(?s)instance MIG-bb:.*CUDA_VISIBLE_DEVICES=MIG-aa,MIG-bb.*is_available"):
         device.set_up(topology(gpus_on_node=2), cuda=True, deterministic=False)
     assert process["CUDA_VISIBLE_DEVICES"] == "MIG-aa,MIG-bb"

@@ -39,10 +39,10 @@ def test_those_with_nothing_to_say_are_named_with_their_hosts() -> None:
         store.set(arrived_ranks.arrival(rank), f"n{rank // 8}")
         if rank not in (7, 1999):
             store.set(f"failed/{rank}", "")
-    assert reporter._absent(store) == "rank 7 on n0, rank 1999 on n249"
+    assert reporter._unreported(store) == "rank 7 on n0, rank 1999 on n249"
     for rank in (7, 1999):
         store.set(f"failed/{rank}", "")
-    assert reporter._absent(store) == ""
+    assert reporter._unreported(store) == ""
 
 
 def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -74,10 +74,11 @@ def test_a_hang_that_is_over_once_the_store_has_answered_ends_nothing(
 
     steps: list[int] = []
     ended: list[int] = []
-    monkeypatch.setattr(error_report.hard_exit, "now", ended.append)
+    monkeypatch.setattr(error_report.process_exit, "now", ended.append)
     reporter, store = FailureReporter(), Slow()
     reporter.topology, reporter.store = Topology.from_environ(slurm_step(0, 2, job_id=1)), store
-    reporter.hangs = SimpleNamespace(lost_store=False, accuse=lambda: None, silent="rank 1", words="it's silent")
+    answers = SimpleNamespace(lost_store=False)
+    reporter.hangs = SimpleNamespace(answers=answers, accuse=lambda: None, silent="rank 1", words="it's silent")
     reporter.end_hang(1.0, lambda: is_over and bool(steps))
     assert ended == ([] if is_over else [1])
     assert dist.HashStore.check(store, [error_report._KEY]) is (not is_over and not is_lost)

@@ -12,15 +12,15 @@ from slowness import scaled
 
 HOST = os.uname().nodename
 JOB_ID = job_ids()
-PATIENT = "from cluster_ddp.runtime.failure import one_error_per_node\none_error_per_node._SILENCE_S = 60.0\n"
+PATIENT = "from cluster_ddp.runtime import console\nconsole._SILENCE_S = 60.0\n"
 DISTRIBUTED = f"{PATIENT}import cluster_ddp\nwith cluster_ddp.distributed(): ..."
 MISTAKE = "error: Running 3 tasks on this node, one GPU each:\n"
 OURS = {"CLUSTER_DDP_NOTES": "/it's here", "CLUSTER_DDP_SECRET": "5e"}
 ASK = """import os, sys
-from cluster_ddp.runtime.failure import one_error_per_node
-one_error_per_node._SILENCE_S = 0.5
+from cluster_ddp.runtime import console
+console._SILENCE_S = 0.5
 os.environ.update(word.split("=") for word in sys.argv[1:])
-print(one_error_per_node.has_said_it(os.environ))
+print(console.first_rank_has_said_it(os.environ))
 """
 
 

@@ -19,9 +19,9 @@ import cluster_ddp
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import CommunicatorError
 from cluster_ddp.runtime import distributed as distributed_module
-from cluster_ddp.runtime import process_group
+from cluster_ddp.runtime import process_exit, process_group
 from cluster_ddp.runtime.device import interruptible_wait
-from cluster_ddp.runtime.failure import error_report, hard_exit, peer_watch
+from cluster_ddp.runtime.failure import error_report, peer_watch
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
 from cluster_ddp.slurm.topology import Topology
@@ -91,7 +91,7 @@ def test_only_a_rank_whose_device_is_busy_answers_and_is_ended(monkeypatch: pyte
     ended: list[int] = []
     monkeypatch.setattr(peer_watch, "_EVERY_S", 0.05)
     monkeypatch.setattr(peer_watch, "_GRACE_S", 0.3)
-    monkeypatch.setattr(hard_exit, "now", ended.append)
+    monkeypatch.setattr(process_exit, "now", ended.append)
     reporter, store = FailureReporter(), dist.HashStore()
     reporter.topology, reporter.store = Topology.from_environ(slurm_step(1, 2, job_id=1)), store
     watch = PeerWatch(reporter, lambda: is_busy, 2)
@@ -194,7 +194,7 @@ def abort_hangs() -> None:
     """The group can't be ended, as with a CUDA graph alive: the process ends all the same, with what must be kept."""
     distributed_module.process_group.abort = lambda device: False  # type: ignore[assignment]
     kept = Kept(Path(os.environ["KEPT"]))
-    hard_exit.before(kept.keep)
+    process_exit.before_now(kept.keep)
     with cluster_ddp.distributed(cuda=False) as world:
         world.barrier()
         if world.rank == 1:
@@ -216,7 +216,7 @@ def test_where_nccl_cannot_be_ended_the_process_is(tmp_path: Path, env: dict[str
 
 def test_only_what_is_still_there_is_kept(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "kept")
-    hard_exit.before(kept.keep)
+    process_exit.before_now(kept.keep)
     del kept
-    hard_exit._keep()
+    process_exit._keep()
     assert not (tmp_path / "kept").exists()

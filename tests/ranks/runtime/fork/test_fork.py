@@ -18,15 +18,15 @@ from slowness import scaled, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.runtime.device import cpu_affinity
+from cluster_ddp.runtime.device import binding
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
 from cluster_ddp.slurm.variables import node_name
 
 pytestmark = pytest.mark.full
 
 WITHOUT_TORCH = (
-    "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, preload; preload.MODULES = ();"
-    "preload._check = lambda forks: None; preload.reinit_after_fork = lambda cpus: None;"
+    "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, program; program.MODULES = ();"
+    "program._check = lambda forks: None; program.reinit_after_fork = lambda cpus: None;"
     "from cluster_ddp.agent.task import supervisor; supervisor.PATIENCE_S = 1.0;"
     "supervisor.Supervisor.__init__.__kwdefaults__['patience_s'] = 1.0;"
     "sys.path[0] = os.getcwd(); fork.main()"
@@ -103,7 +103,7 @@ def test_a_rank_ends_as_python_would(tmp_path: Path) -> None:
 
 
 FAULTS = """import gc, os, resource, sys, torch
-from cluster_ddp.runtime.fork import fast_exit
+from cluster_ddp.runtime import process_exit
 gc.freeze()  # as before the ranks are forked
 def faults(end):
     mine, theirs = os.pipe()
@@ -111,7 +111,7 @@ def faults(end):
         end(lambda: os.write(theirs, str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt).encode()))
     before = int(os.read(mine, 20))
     return os.wait4(pid, 0)[2].ru_minflt - before
-ours = faults(lambda tell: fast_exit.after(tell, dict(sys.modules)))
+ours = faults(lambda tell: process_exit.after(tell, dict(sys.modules)))
 pythons = faults(lambda tell: (tell(), sys.exit()))
 print(ours, pythons)
 """
@@ -293,7 +293,7 @@ def test_ranks_begin_with_the_handlers_that_a_task_would_have(
 
 
 def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
-    slow = STAND_IN[2].replace("preload.MODULES = ();", "").replace("preload._check", "preload.load")
+    slow = STAND_IN[2].replace("program.MODULES = ();", "").replace("program._check", "program.load")
     slow = slow.replace("lambda: None", "lambda more: __import__('time').sleep(1)", 1)
     script = f"{SAY}import signal, sys, time\nsignal.signal(10, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
     process = started(tmp_path, script, program=(sys.executable, "-c", slow))
@@ -329,16 +329,16 @@ def test_what_cannot_be_forked_is_told_once(
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "started 1 threads"),
         ("import torch; torch.cuda.is_initialized = lambda: True", "has initialised the GPU's driver, and"),
         (  # as a library does that calls CUDA past torch
-            "import os; from cluster_ddp.runtime.device import visible_gpus; device = open('device', 'w');"
-            "visible_gpus._DRIVERS = (os.path.realpath('device'),)",
+            "import os; from cluster_ddp.runtime.device import binding; device = open('device', 'w');"
+            "binding._DRIVERS = (os.path.realpath('device'),)",
             "has initialised the GPU's driver (",
         ),
     ],
 )
 def test_a_state_that_must_not_be_forked(tmp_path: Path, module: str, found: str) -> None:
     (tmp_path / "stateful.py").write_text(module)
-    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, preload;"
-    program = (sys.executable, "-c", f"{code} preload.MODULES += ('stateful',); fork.main()")
+    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, program;"
+    program = (sys.executable, "-c", f"{code} program.MODULES += ('stateful',); fork.main()")
     status, out, err = run(tmp_path, "print('ran')", program=program)
     assert (status, out) == (2, "")
     assert found in err
@@ -349,8 +349,8 @@ def test_a_module_that_asks_for_gpus_does_not_start_cuda(tmp_path: Path) -> None
     """torch.cuda.is_available() would, in the parent, and no forked rank could use a GPU then; the ranks' own may."""
     asking = "import os; asked = os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']"
     (tmp_path / "asking.py").write_text(asking)
-    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, preload;"
-    program = (sys.executable, "-c", f"{code} preload.MODULES += ('asking',); fork.main()")
+    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, program;"
+    program = (sys.executable, "-c", f"{code} program.MODULES += ('asking',); fork.main()")
     said = "f\"{asking.asked} {os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')}\\n\".encode()"
     script = f"import asking, os; os.write(1, {said})"
     assert run(tmp_path, script, program=program)[:2] == (0, "1 None\n1 None\n")
@@ -378,13 +378,13 @@ def test_torch_and_numpy_are_enough(tmp_path: Path) -> None:
 def test_cpus_are_shared_out(
     monkeypatch: pytest.MonkeyPatch, cpus: set[int], ranks: int, env: dict[str, str], shares: list[set[int]]
 ) -> None:
-    monkeypatch.setattr(cpu_affinity, "_place", lambda cpu: (0, cpu, cpu))
-    assert [cpu_affinity.share(cpus, rank, ranks, env) for rank in range(ranks)] == shares
+    monkeypatch.setattr(binding, "_place", lambda cpu: (0, cpu, cpu))
+    assert [binding.share_of_cpus(cpus, rank, ranks, env) for rank in range(ranks)] == shares
 
 
 def test_the_threads_of_a_core_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_affinity, "_place", lambda cpu: (0, cpu % 2, cpu))  # CPUs 0 and 2 are of the same core
-    assert [cpu_affinity.share({0, 1, 2, 3}, rank, 2, {}) for rank in (0, 1)] == [{0, 2}, {1, 3}]
+    monkeypatch.setattr(binding, "_place", lambda cpu: (0, cpu % 2, cpu))  # CPUs 0 and 2 are of the same core
+    assert [binding.share_of_cpus({0, 1, 2, 3}, rank, 2, {}) for rank in (0, 1)] == [{0, 2}, {1, 3}]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")

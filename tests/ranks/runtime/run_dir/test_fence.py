@@ -25,12 +25,11 @@ from cluster_ddp.files import is_at
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.failure import stacks, suspects
+from cluster_ddp.runtime.profiling import node_usage
 from cluster_ddp.runtime.profiling.step_trace import StepTrace
-from cluster_ddp.runtime.run_dir import fenced_writes, start_log
-from cluster_ddp.runtime.run_dir.lock import RunLock
+from cluster_ddp.runtime.run_dir import fenced_writes, start_log, tracking
+from cluster_ddp.runtime.run_dir.fenced_writes import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
-from cluster_ddp.runtime.trackers import feeder
-from cluster_ddp.runtime.usage import sampler
 from cluster_ddp.slurm.topology import Topology
 
 TRAINING = """
@@ -127,7 +126,7 @@ def test_what_a_zombie_writes_does_not_count_and_its_next_write_ends_it(run_dir:
     assert f"error: Writing to the run directory {run_dir}:\n  {TAKEN}\n  Hint: nothing is to be done" in said
 
 
-def stack_file(run_dir: Path) -> None:
+def dumped_stacks(run_dir: Path) -> None:
     held = stacks.StackFile(run_dir / "stack-rank1.txt")
     held.is_wanted = True
     held.close()
@@ -146,7 +145,7 @@ def trace(run_dir: Path) -> None:
 
 def tracker(run_dir: Path) -> None:
     records = SimpleNamespace(path=run_dir / "metrics.jsonl", written=3, is_continued=True)
-    feeding = feeder.Tracking([], run_dir, records, is_restart=True)
+    feeding = tracking.Tracking([], run_dir, records, is_restart=True)
     events = SimpleNamespace(log=lambda points: (run_dir / "events").write_text("x"), close=list, upload="")
     feeding._trackers = {"x": events}  # type: ignore[dict-item]
     try:
@@ -156,7 +155,7 @@ def tracker(run_dir: Path) -> None:
 
 
 def usage(run_dir: Path) -> None:
-    sampling = sampler.Sampler(run_dir, Topology.from_environ(os.environ), os.environ)
+    sampling = node_usage.Sampler(run_dir, Topology.from_environ(os.environ), os.environ)
     sampling.stop()
 
 
@@ -172,8 +171,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "a tracker": tracker,
     "a damaged checkpoint": lambda run_dir: restore.put_aside({run_dir / "metrics.jsonl": DamagedError("x")}, None),
     "the newest checkpoint's name": lambda run_dir: folder.CheckpointFolder(run_dir, keep=1)._note_newest(run_dir),
-    "stacks": stack_file,
-    "a tracker's id": lambda run_dir: feeder._stored_id(run_dir),
+    "stacks": dumped_stacks,
+    "a tracker's id": lambda run_dir: tracking._stored_id(run_dir),
 }
 
 

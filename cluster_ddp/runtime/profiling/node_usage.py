@@ -19,9 +19,9 @@ from typing import Any
 
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.protocol import File
-from cluster_ddp.runtime.run_dir.fenced_writes import open_own
-from cluster_ddp.runtime.usage.cpu_and_memory import JobProcesses, StepCgroup
-from cluster_ddp.runtime.usage.nvml import Gpus
+from cluster_ddp.runtime.profiling.cpu_and_memory import JobProcesses, StepCgroup
+from cluster_ddp.runtime.profiling.nvml import Gpus
+from cluster_ddp.runtime.run_dir.fenced_writes import append
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
@@ -83,7 +83,7 @@ class Sampler:
 
     def _write_next(self) -> None:
         try:
-            self._write(self._collected())
+            append(self._path, json.dumps(self._collected()).encode() + b"\n")
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -112,11 +112,6 @@ class Sampler:
             "sent_per_s": round(sent),
             "gpus": [*map(_with_shared, _means(of_gpus), self._gpus.shared())] if self._gpus else [],
         }
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        descriptor = open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with open(descriptor, "ab") as file:
-            file.write(json.dumps(record).encode() + b"\n")
 
 
 def _means(samples: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:

@@ -52,10 +52,9 @@ class StepCgroup:
 
     def memory_bytes(self) -> int:
         """Return the memory in use: of the processes, and what they share, but without the cache of files."""
-        if self._is_v2:
-            fields = _fields(self._memory / "memory.stat")
-            return fields["anon"] + fields["shmem"]
         fields = _fields(self._memory / "memory.stat")
+        if self._is_v2:
+            return fields["anon"] + fields["shmem"]
         return fields["total_rss"] + fields.get("total_shmem", 0)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.runtime.usage import sampler
-from cluster_ddp.runtime.usage.sampler import Sampler
+from cluster_ddp.runtime.profiling import node_usage
+from cluster_ddp.runtime.profiling.node_usage import Sampler
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
@@ -24,8 +24,8 @@ TOPOLOGY = Topology(
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "SAMPLE_S", 0.02)
-    monkeypatch.setattr(sampler, "WRITE_S", 0.1)
+    monkeypatch.setattr(node_usage, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(node_usage, "WRITE_S", 0.1)
 
 
 def records(run_dir: Path) -> list[dict]:
@@ -54,13 +54,13 @@ def test_it_writes_until_it_is_stopped(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the thread begins late."""
-    monkeypatch.setattr(sampler, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(node_usage, "PATIENCE_S", 60.0)
 
 
 def test_a_peak_of_memory_between_two_records_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([1, 7, 2])
     source = SimpleNamespace(cpu_s=lambda: 0.0, memory_bytes=lambda: next(readings, 3) << 30)
-    monkeypatch.setattr(sampler, "_source", lambda env: source)
+    monkeypatch.setattr(node_usage, "_source", lambda env: source)
     made = Sampler(tmp_path, TOPOLOGY, {})
     deadline = time.monotonic() + 30
     while not records(tmp_path) and time.monotonic() < deadline:
@@ -75,7 +75,7 @@ def test_a_record_has_the_energy_of_its_samples_or_none(tmp_path: Path, monkeypa
     whole = {"power_w": 9.0, "energy_j": 6.25}
     samples = ([whole, next(of_second, whole)] for _ in iter(int, 1))
     gpus = SimpleNamespace(sample=lambda: next(samples), shared=lambda: [True, False])
-    monkeypatch.setattr(sampler, "_gpus", lambda env: gpus)
+    monkeypatch.setattr(node_usage, "_gpus", lambda env: gpus)
     made = Sampler(tmp_path, TOPOLOGY, {})
     deadline = time.monotonic() + 30
     while not (sampled := [one for one in records(tmp_path) if one["gpus"]]) and time.monotonic() < deadline:
@@ -91,15 +91,15 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     threads = threading.active_count()
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
-        sampler.start(tmp_path / name, TOPOLOGY, {})
+        node_usage.start(tmp_path / name, TOPOLOGY, {})
     assert threading.active_count() <= threads + 1
     assert len(records(tmp_path / "a")) == 1
-    sampler.stop()
+    node_usage.stop()
     assert threading.active_count() <= threads
 
 
 def test_a_short_training_has_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "WRITE_S", 60.0)
+    monkeypatch.setattr(node_usage, "WRITE_S", 60.0)
     Sampler(tmp_path, TOPOLOGY, {}).stop()
     (record,) = records(tmp_path)
     assert record["cpus"] == len(os.sched_getaffinity(0))
@@ -107,7 +107,7 @@ def test_a_short_training_has_one_record(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_one_of_less_than_a_second_does_not_look_at_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel needs 10 ms for each process with torch: much for a notebook that makes many run directories."""
-    monkeypatch.setattr(sampler, "SAMPLE_S", 60.0)
+    monkeypatch.setattr(node_usage, "SAMPLE_S", 60.0)
     Sampler(tmp_path, TOPOLOGY, {}).stop()
     (record,) = records(tmp_path)
     assert "memory" not in record
@@ -129,14 +129,14 @@ def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pyte
 def test_without_a_free_descriptor_a_record_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real, left = sampler.open_own, [OSError(errno.EMFILE, "Too many open files")]
+    real, left = node_usage.append, [OSError(errno.EMFILE, "Too many open files")]
 
-    def open_own(*arguments: Any) -> int:
+    def append(*arguments: Any) -> None:
         if left:
             raise left.pop()
-        return real(*arguments)
+        real(*arguments)
 
-    monkeypatch.setattr(sampler, "open_own", open_own)
+    monkeypatch.setattr(node_usage, "append", append)
     made = Sampler(tmp_path, TOPOLOGY, {})
     deadline = time.monotonic() + 30
     while not records(tmp_path) and time.monotonic() < deadline:
@@ -147,5 +147,5 @@ def test_without_a_free_descriptor_a_record_is_left_out(
 
 def test_means_and_the_most_memory() -> None:
     samples = [[{"utilization": 0.0, "memory": 5.0}], [{"utilization": 1.0, "memory": 3.0, "power_w": 100.0}]]
-    assert sampler._means(samples) == [{"utilization": 0.5, "memory": 5.0, "power_w": 100.0}]
-    assert sampler._means([]) == []
+    assert node_usage._means(samples) == [{"utilization": 0.5, "memory": 5.0, "power_w": 100.0}]
+    assert node_usage._means([]) == []

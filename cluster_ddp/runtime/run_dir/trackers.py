@@ -72,11 +72,12 @@ class Point:
     def of(record: Mapping[str, Any], number: int) -> Point:
         """Return the numbers of a record of metrics.jsonl. `number` is how many records were before it."""
         step, time_s, kind = record.get(GLOBAL_STEP), record.get("time"), record.get("kind")
-        values = {f"{kind}/{name}": float(value) for name, value in _numbers(record)}
+        own = ("time", GLOBAL_STEP, *OF_FIRST_RECORD)
+        numbers = {name: value for name, value in record.items() if type(value) in (int, float) and name not in own}
         return Point(
             step=step if isinstance(step, int) else number,
             time_s=float(time_s) if isinstance(time_s, (int, float)) else 0.0,
-            values=values,
+            values={f"{kind}/{name}": float(value) for name, value in numbers.items()},
         )
 
 
@@ -89,13 +90,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield prefix + name, value
         elif value is not None:
             yield prefix + name, str(value)
-
-
-def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    for name, value in record.items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_number and name not in ("time", GLOBAL_STEP, *OF_FIRST_RECORD):
-            yield name, value
 
 
 class TensorBoard:

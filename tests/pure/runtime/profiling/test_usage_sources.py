@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from cluster_ddp import processes
-from cluster_ddp.runtime.usage import cpu_and_memory
-from cluster_ddp.runtime.usage import nvml as nvml_module
-from cluster_ddp.runtime.usage.cpu_and_memory import JobProcesses, StepCgroup
-from cluster_ddp.runtime.usage.nvml import Gpus
+from cluster_ddp.runtime.profiling import cpu_and_memory
+from cluster_ddp.runtime.profiling import nvml as nvml_module
+from cluster_ddp.runtime.profiling.cpu_and_memory import JobProcesses, StepCgroup
+from cluster_ddp.runtime.profiling.nvml import Gpus
 
 STEP = "slurm/uid_1000/job_12/step_0"
 

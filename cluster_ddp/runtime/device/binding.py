@@ -1,7 +1,8 @@
-"""The CPUs of a rank: near its GPU; or, of ranks that one process forks, an equal share of the node's."""
+"""What a rank is bound to: the GPUs it may see, and CPUs near its GPU or an equal share of the node's. No torch."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
@@ -16,11 +17,55 @@ if TYPE_CHECKING:  # the process that forks the ranks divides the CPUs
 
 log = logging.getLogger("cluster_ddp")
 
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""They limit the visible GPUs."""
+_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
 _PCI = Path("/sys/bus/pci/devices")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def bind(device: torch.device, cpus_per_task: int, *, told: bool) -> None:
+def open_driver(descriptors: Path = Path("/proc/self/fd")) -> str | None:
+    """Return the open device file that shows that something in this process has started CUDA or HIP; else None.
+
+    torch.cuda.is_initialized does not see what torch.cuda.is_available or another library has started. NVML, which only
+    counts GPUs, opens other files (/dev/nvidiactl, /dev/nvidia0).
+    """
+    for descriptor in descriptors.iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of the folder itself, closed by now
+            if (target := str(descriptor.readlink())) in _DRIVERS:
+                return target
+    return None
+
+
+def own_instance(env: Mapping[str, str], local_rank: int) -> dict[str, str]:
+    """Return the variables to set so that a rank sees its own MIG instance; empty without MIG instances.
+
+    CUDA enumerates at most one MIG instance, the first of a list (NVIDIA's MIG user guide, "CUDA Device Enumeration"):
+    all ranks of a node would use the same one.
+    """
+    changes = {}
+    for name in GPU_VARIABLES:
+        entries = [entry.strip() for entry in env.get(name, "").split(",")]
+        if len(entries) > 1 and entries[0].startswith("MIG-") and local_rank < len(entries):
+            changes[name] = entries[local_rank]
+    return changes
+
+
+def counted_once(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to set so that AMD GPUs are not selected twice; empty if they aren't.
+
+    ROCR_VISIBLE_DEVICES applies first. HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES, which HIP also reads) then counts
+    within the remaining GPUs (ROCm's documentation, "GPU isolation techniques"). Slurm may set all to the same list:
+    for GPUs 2 and 3, HIP would look for the third and fourth of two GPUs.
+    """
+    first = env.get("ROCR_VISIBLE_DEVICES")
+    if not first:
+        return {}
+    within = ",".join(map(str, range(len(first.split(",")))))
+    return {name: within for name in GPU_VARIABLES[:2] if env.get(name) == first}
+
+
+def bind_cpus(device: torch.device, cpus_per_task: int, *, told: bool) -> None:
     """Bind this process to those of its CPUs that are near its GPU, if there are at least `cpus_per_task` of them.
 
     From other CPUs, copies and launches take longer. Slurm may have bound the task to CPUs of another socket: its
@@ -60,7 +105,7 @@ def parse(text: str) -> set[int]:
     return cpus
 
 
-def share(cpus: set[int], local_rank: int, ranks: int, env: Mapping[str, str]) -> set[int]:
+def share_of_cpus(cpus: set[int], local_rank: int, ranks: int, env: Mapping[str, str]) -> set[int]:
     """Return the CPUs for one of a node's ranks: neighbours, in equal numbers for all ranks, give or take one.
 
     All ranks get all CPUs if there are fewer CPUs than ranks, or more than SLURM_CPUS_ON_NODE (then Slurm does not bind

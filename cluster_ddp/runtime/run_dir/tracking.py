@@ -1,6 +1,8 @@
 """The thread that reads metrics.jsonl as it grows, and feeds the trackers. No step waits for it; it fails no training.
 
-It runs on rank 0 only. A library is imported in the thread, at the first record.
+It runs on rank 0 only. A tracker is a mirror of metrics.jsonl, which is cut back when a training resumes. So each start
+of a job makes the mirror anew from the records that stay, under the same run id: no step is in it twice, however the
+start before ended. A library is imported in the thread, at the first record.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import nearest
-from cluster_ddp.files import make_dir
+from cluster_ddp.files import ensure_dir
 from cluster_ddp.protocol import TRACKERS, File
 from cluster_ddp.run_files import read_json
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
-from cluster_ddp.runtime.trackers.backends import BACKENDS, Point, Run, Tracker, flat
+from cluster_ddp.runtime.run_dir.trackers import BACKENDS, Point, Run, Tracker, flat
 
 log = logging.getLogger("cluster_ddp")
 
@@ -41,7 +43,8 @@ class Tracking:
     def __init__(self, names: Iterable[str], run_dir: Path, records: MetricsFile, *, is_restart: bool) -> None:
         self._run_dir, self._records, self._is_restart = run_dir.absolute(), records, is_restart
         self._names = list(dict.fromkeys(names))
-        self._trackers: dict[str, Tracker] | None = None
+        self._trackers: dict[str, Tracker] = {}
+        self._has_begun = False
         self._read = self._count = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
@@ -60,9 +63,9 @@ class Tracking:
             while not self._end.wait(EVERY_S):
                 self._feed()
             self._feed()
-            for name, tracker in list((self._trackers or {}).items()):
+            for name, tracker in list(self._trackers.items()):
                 self._guarded(name, tracker.close)
-            for name, tracker in (self._trackers or {}).items():
+            for name, tracker in self._trackers.items():
                 if tracker.upload:
                     log.info("To upload to %s, after the last start: %s", name, tracker.upload)
         except Exception as error:
@@ -73,7 +76,8 @@ class Tracking:
         fenced_writes.check()
         if (written := self._records.written) is None:
             return
-        if self._trackers is None:
+        if not self._has_begun:
+            self._has_begun = True
             self._begin()
         while self._trackers and self._read < written:
             with open(self._records.path, "rb") as file:
@@ -94,7 +98,6 @@ class Tracking:
 
     def _begin(self) -> None:
         """Make the trackers. A training that does not continue an earlier one has a run of its own."""
-        self._trackers = {}
         folder = self._run_dir / File.TRACKERS
         try:
             if not self._records.is_continued and not self._is_restart:
@@ -113,10 +116,8 @@ class Tracking:
         if name not in BACKENDS:
             raise ValueError(f"there is no such tracker. There are: {', '.join(TRACKERS)}.{nearest(name, TRACKERS)}")
         tracker = BACKENDS[name]()
-        if not (folder := run.folder / name).is_dir():
-            make_dir(folder)
+        ensure_dir(folder := run.folder / name)
         tracker.begin(dataclasses.replace(run, folder=folder))
-        assert self._trackers is not None
         self._trackers[name] = tracker
 
     def _guarded(self, name: str, do: Callable[..., None], *arguments: Any) -> None:
@@ -124,7 +125,7 @@ class Tracking:
         try:
             do(*arguments)
         except Exception as error:
-            (self._trackers or {}).pop(name, None)
+            self._trackers.pop(name, None)
             told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             log.warning("Tracking with %s failed: %s. %s has all records; the training continues.", name, told, _TRUTH)
 
@@ -135,8 +136,7 @@ def _stored_id(folder: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
         if found := re.fullmatch(r"\w+", path.read_text().strip(), re.ASCII):
             return found[0]
-    if not folder.is_dir():
-        make_dir(folder)
+    ensure_dir(folder)
     made = secrets.token_hex(4)
     with atomic_write(path) as file:
         file.write(made.encode() + b"\n")

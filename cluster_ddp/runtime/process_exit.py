@@ -1,8 +1,9 @@
-"""The end of a rank: like Python's own, but without finalizing torch's modules.
+"""The end of a rank's process without Python's finalization: as Python would end, or at once. Imports no torch.
 
 Python's finalization visits every object, which takes a second of CPU time with torch. In a forked rank it writes to
 every object, so the kernel would copy all imported modules for every rank: 64 ranks on two cores were done after 12 s,
-but ended after 143 s.
+but ended after 143 s. After a failure it may take forever: destructors of CUDA and NCCL wait for kernels, and kernels
+wait for ranks that are gone.
 """
 
 from __future__ import annotations
@@ -16,10 +17,37 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import NoReturn
 
+_PATIENCE_S = 60.0  # a file system that hangs must not keep the process
 _STATUS_OF_LOST_OUTPUT = 120  # as in Python (sys.exit)
+
+_before_now: list[weakref.WeakMethod[Callable[[], object]]] = []
+
+
+def before_now(method: Callable[[], object]) -> None:
+    """Let `now` call a bound method first, which saves what must not be lost, unless its object is gone by then.
+
+    It must not need the GPU.
+    """
+    assert isinstance(method, MethodType)
+    _before_now.append(weakref.WeakMethod(method))
+
+
+def now(status: int) -> NoReturn:
+    """End the process with a status, after the methods of `before_now` (at most 60 s). Callable from any thread."""
+    keeping = threading.Thread(target=_keep, daemon=True)
+    keeping.start()
+    keeping.join(_PATIENCE_S)
+    _end(status)
+
+
+def _keep() -> None:
+    for reference in _before_now:
+        if (method := reference()) is not None:
+            with contextlib.suppress(Exception):
+                method()
 
 
 def after(run: Callable[[], None], shared: Mapping[str, ModuleType] | None = None) -> NoReturn:
@@ -38,10 +66,15 @@ def after(run: Callable[[], None], shared: Mapping[str, ModuleType] | None = Non
     if shared is not None:
         threading.excepthook = lambda arguments: None  # daemon threads lose their modules now
         _drop([name for name, module in sys.modules.items() if module is not shared.get(name)])
-    is_written = [_is_written(stream) for stream in (sys.stdout, sys.stderr)]
-    if not all(is_written):
-        status = status or _STATUS_OF_LOST_OUTPUT
-    os._exit(status)
+    _end(status)
+
+
+def _status(code: object) -> int:
+    """The exit status after sys.exit(code)."""
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
 
 
 def _drop(names: Sequence[str]) -> None:
@@ -63,12 +96,9 @@ def _flush_files() -> None:
                 one.flush()
 
 
-def _status(code: object) -> int:
-    """The exit status after sys.exit(code)."""
-    if code is None or isinstance(code, int):
-        return (code or 0) & 0xFF
-    print(code, file=sys.stderr)
-    return 1
+def _end(status: int) -> NoReturn:
+    is_written = [_is_written(stream) for stream in (sys.stdout, sys.stderr)]
+    os._exit(status or (0 if all(is_written) else _STATUS_OF_LOST_OUTPUT))
 
 
 def _is_written(stream: object) -> bool:
