@@ -82,6 +82,10 @@ class File:
 
     SPEC: Final = "spec.json"
     """The submission: job specification, command, time and working directory."""
+    JOB: Final = "job.json"
+    """The job's id, its cluster, and by when it was submitted; for an array's task, from its start on."""
+    FUNCTION: Final = "function.pkl"
+    """The submitted function, if the job runs no command."""
     BATCH_SCRIPT: Final = "job.sbatch"
     """The script that Slurm runs."""
     LOCAL_SCRIPT: Final = "job.sh"

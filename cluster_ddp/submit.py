@@ -72,9 +72,9 @@ def _submit(here: Path, plan: Plan, follow: bool) -> int:
 def _next_steps(jobs: list[Job], here: Path) -> str:
     """How to follow the job, and how to end it."""
     if len(jobs) == 1:
-        folder = shlex.quote(os.path.relpath(jobs[0].run_dir, here))
+        folder = shlex.quote(os.path.relpath(jobs[0].link, here))
         return f"To follow it: cluster-ddp logs -f {folder}\nTo end it: cluster-ddp cancel {folder}"
-    whole = shlex.quote(os.path.relpath(str(jobs[0].run_dir).rpartition("_")[0], here))
+    whole = shlex.quote(os.path.relpath(str(jobs[0].link).rpartition("_")[0], here))
     return f"To follow it: cluster-ddp status --watch {whole}\nTo end it: cluster-ddp cancel {whole}"
 
 

@@ -98,14 +98,10 @@ def _equal_tasks(v: Variables, options: Options) -> int:
 
 
 def run_dir(options: Options, label: str) -> Path | None:
-    """Return the run directory, absolute; None if the job has none."""
-    return None if options.run_dir is None else Path(options.run_dir.replace("%j", label)).absolute()
-
-
-def with_job_id(path: str, env: Mapping[str, str]) -> str:
-    """Return a path with the job's id for %A: of an array, the id of the whole array; of a chain, its first job's."""
-    whole = env.get(Env.CHAIN) or env.get("SLURM_ARRAY_JOB_ID")
-    return path.replace("%A", whole or env.get("SLURM_JOB_ID") or str(os.getpid()))
+    """Return the run directory of a job, 12 or 12_3, absolute; None if it has none."""
+    if options.run_dir is None:
+        return None
+    return Path(options.run_dir.replace("%j", label).replace("%a", label.rpartition("_")[2])).absolute()
 
 
 def common(options: Options, folder: Path | None) -> dict[str, str]:

@@ -34,9 +34,9 @@ class Options(NamedTuple):
     cpus_per_task: int | None = None
     """On this machine: number of CPUs of each rank."""
     run_dir: str | None = None
-    """The run directory; %j in it stands for the job, 12 or 12_3."""
+    """The run directory; %j in it stands for the job, 12 or 12_3, and %a for the array's task, 3."""
     code: str | None = None
-    """Where the ranks run, relative to the run directory (for an array, to the whole array's); None for here."""
+    """Where the ranks run; None for here."""
     share: bool = False
     """Whether the group may read the run directory."""
     max_requeues: int = 20

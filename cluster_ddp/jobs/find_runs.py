@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +18,12 @@ from cluster_ddp.submission.job import Job
 
 def in_folder(runs_dir: Path) -> list[RunRecord]:
     """Return the runs of a folder, in the order of submission. Whole arrays are passed over."""
-    found = []
-    for path in {path.parent for name in (File.SPEC, File.RUN, File.LOCK) for path in runs_dir.glob(f"*/{name}")}:
-        if path.is_symlink() or not run_record.is_run(path):
+    found, folders = [], list[Path]()
+    with suppress(OSError):
+        folders = [runs_dir / one.name for one in os.scandir(runs_dir) if one.is_dir(follow_symlinks=False)]
+    for path in folders:
+        written = any(os.path.lexists(path / name) for name in (File.SPEC, File.RUN, File.LOCK))
+        if not (written and run_record.is_run(path)):
             continue
         try:
             found.append(run_record.read(path))
@@ -27,7 +31,7 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
             found.append(
                 RunRecord(run_dir=path, name=path.name, began_s=run_record.changed_s(path), problem=error.found)
             )
-    runs = [one for one in found if not one.is_whole_array]
+    runs = [one for one in found if not one.is_whole_array and not one.is_under_way]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
 
 
@@ -44,8 +48,9 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
         RunDirError: it is a folder, but no run directory.
         JobError: it is the id of several jobs that have not ended.
     """
-    if Path(word).is_dir():
-        record = run_record.read(Path(word))
+    path = Path(word)
+    if path.is_dir():
+        record = run_record.read(path.parent / path.readlink() if path.is_symlink() else path)
         if not record.is_whole_array:
             return [record]
         whole = Path(word).resolve()

@@ -66,6 +66,11 @@ class RunRecord:
         return (self.run_dir / File.SPEC).exists()
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether its submission has not yet said which job it is, or was killed before."""
+        return not (self.job or self.problem) and self.is_submitted
+
+    @property
     def scheduler(self) -> Slurm | ThisMachine:
         """What knows its job."""
         return ThisMachine() if self.runs_on == "this machine" else Slurm()
@@ -146,11 +151,12 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
     counts = {name: spec.get(name) for name in ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task")}
     least, most, gpus, each = (one if isinstance(one, int) and one > 0 else 1 for one in counts.values())
     ranks = max(least, most) * (gpus // each)
+    runs_on: Literal["Slurm", "this machine"] = "Slurm" if run_dirs.is_on_slurm(path, record["job"]) else "this machine"
     return RunRecord(
         run_dir=path,
         job=record["job"],
         name=spec["name"],
-        runs_on="Slurm" if run_dirs.is_on_slurm(path, record["job"]) else "this machine",
+        runs_on=runs_on if record["job"] else None,
         cluster=record["cluster"],
         values={key: str(value) for key, value in known if isinstance(value, (str, int, float))},
         began_s=record["submitted"],

@@ -163,6 +163,19 @@ def submit(
     return Submitted(job_id=int(match[1]), cluster=match[2])
 
 
+def cancel(jobs: Sequence[str], *, cluster: str | None = None) -> None:
+    """Cancel jobs, and wait until their processes have ended, for up to `TIMEOUT_S` seconds.
+
+    Raises:
+        SlurmError: the controller doesn't answer, or refuses.
+    """
+    run(["scancel", *on(cluster), *jobs])
+    deadline, shown = time.monotonic() + TIMEOUT_S, ["squeue", *on(cluster), "--noheader", f"--jobs={','.join(jobs)}"]
+    with contextlib.suppress(SlurmError):  # it may know them no more
+        while run(shown).strip() and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+
 def cancel_by_comment(comment: str) -> bool:
     """Cancel a job that sbatch may have submitted although it did not answer in time. Returns whether it was found.
 
@@ -177,7 +190,7 @@ def cancel_by_comment(comment: str) -> bool:
         with contextlib.suppress(SlurmError):
             lines = run(["squeue", "--me", "--noheader", "--format=%F %k"]).splitlines()
         if ids := {line.split()[0] for line in lines if line.split()[1:] == [comment]}:
-            run(["scancel", *ids])
+            cancel([*ids])
             return True
         time.sleep(1)
     return False

@@ -1,4 +1,4 @@
-"""From a job as data (`spec`) to a plan (`planning`) to a submission (`submit_plan`), on Slurm or this machine.
+"""From a job as data (`spec`) to a plan with its script (`planning`) to a job (`submit_plan`), on Slurm or here.
 
 No torch. jinja2, submitit and other slow imports are imported on use.
 

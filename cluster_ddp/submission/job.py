@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent import job_file
 from cluster_ddp.agent.chain_file import in_words
 from cluster_ddp.errors import JobError
 from cluster_ddp.protocol import File
@@ -82,6 +83,12 @@ class Job:
     """Whether it runs a function, not a command."""
     scheduler: Slurm | ThisMachine = field(repr=False)
     """What runs it: Slurm or this machine."""
+
+    @property
+    def link(self) -> Path:
+        """The link with its id that leads to its run directory, runs/NAME-ID; without one, the run directory."""
+        link = job_file.link_of(self.run_dir, self.id)
+        return link if link is not None and link.is_symlink() else self.run_dir
 
     def status(self) -> JobStatus:
         """Return all that Slurm, or this machine, knows of the job.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import shutil
@@ -12,19 +11,19 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import python_command
+from cluster_ddp.agent import job_file, python_command
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.submission import grids
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
-from cluster_ddp.submission.backends.slurm import WAIT, Slurm
+from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.frozen import code_snapshot, venv_archive
 from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.render import agent_options, render, render_local
 from cluster_ddp.submission.resume import Earlier
-from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.spec import JobSpec, derived
 from cluster_ddp.submission.validation import seconds
 
 
@@ -45,10 +44,10 @@ class Plan:
     """Options of the reference job; None if `function` is not the reference job."""
     local: bool = False
     """Run the job on this machine even if Slurm is available."""
-    runs_dir: Path = Path("runs")
-    """Folder of the run directories. It is kept as an absolute path."""
-    run_dir: Path | None = None
-    """The new run directory, kept as an absolute path; that of `earlier`, if one is resumed. None: see `folder`."""
+    runs_dir: InitVar[Path] = Path("runs")
+    """Folder of the run directories."""
+    run_dir: InitVar[Path | None] = None
+    """The new run directory. None: it gets a name in `runs_dir`."""
     earlier: Earlier | None = None
     """The run to resume, in its run directory."""
     code: str | None = None
@@ -59,6 +58,11 @@ class Plan:
     """How the job was submitted, for the script's header."""
     must_run: InitVar[bool] = True
     """False to only show the plan. A job that needs Slurm can then be planned without Slurm, too."""
+    folder: Path = field(init=False)
+    """The run directory, absolute: a new one, or that of `earlier`. Of an array, that of the whole; its tasks have this
+    path with _NUMBER."""
+    is_chosen: bool = field(init=False)
+    """Whether the user has chosen that. Else it gets a new name, and runs/latest leads to it."""
     scheduler: Slurm | ThisMachine = field(init=False)
     """What runs the job: Slurm or this machine."""
     venv_archive: Path | None = field(init=False)
@@ -66,7 +70,7 @@ class Plan:
     script: str = field(init=False)
     """The script, as text."""
 
-    def __post_init__(self, source: str, must_run: bool) -> None:
+    def __post_init__(self, runs_dir: Path, run_dir: Path | None, source: str, must_run: bool) -> None:
         if self.function is not None:
             _check_function(self.spec)
         elif not self.spec.command:
@@ -77,37 +81,37 @@ class Plan:
             found = "a resumed run uses the snapshot that it has, or the code where it was submitted."
             raise SpecError("Resuming a run with a snapshot:", found, "leave the snapshot out, or start a new run")
         self.spec = _with_environment(self.spec)
-        self.runs_dir = self.runs_dir.expanduser().absolute()
-        self.run_dir = self._chosen_run_dir()
+        runs_dir, chosen = runs_dir.expanduser().absolute(), self._chosen_run_dir(run_dir)
+        self.folder = chosen or runs_dir / job_file.new_name(self.spec.name)
+        self.is_chosen = chosen is not None
         if self.take_snapshot:
             self.code = code_snapshot.subfolder(Path.cwd())
         self.scheduler = _scheduler(self.spec, self.local, must_run)
         staged = venv_archive.require(self.spec) if self.spec.stage_env else None
-        self.venv_archive = staged and venv_archive.path(staged, self.runs_dir)
+        self.venv_archive = staged and venv_archive.path(staged, runs_dir)
         self.script = self._rendered(source)
 
-    def folder(self, label: str) -> str:
-        """Return the run directory of a job by its id, or by what stands for the id in a script or a pattern."""
-        return str(self.run_dir or f"{self.runs_dir}/{self.spec.name}-{label}")
+    @property
+    def _of_task(self) -> str:
+        """The run directory of a job, or of an array's task: %a stands for its number, for Slurm and our agent."""
+        return str(self.folder) if self.spec.array is None else f"{self.folder}_%a"
 
     @property
     def options(self) -> list[str]:
-        """Options for sbatch that are not in the script."""
-        if self.spec.pack is not None:
-            return [f"--output={self.folder('%A')}/{File.PACK_LOG.format('%a')}"]
-        return [f"--output={self.folder('%A_%a' if self.spec.array else '%j')}/{File.JOB_LOG}"]
+        """Options for sbatch that are not in the script, which a chain submits again."""
+        packed = f"{self.folder}/{File.PACK_LOG.format('%a')}"
+        log = f"{self._of_task}/{File.JOB_LOG}" if self.spec.pack is None else packed
+        return [f"--output={log}", *([] if self.spec.begin is None else [f"--begin={self.spec.begin}"])]
 
     def __str__(self) -> str:
         """Return the whole plan as text, as --dry-run shows it."""
         if isinstance(self.scheduler, ThisMachine):
-            return f"$ bash {File.LOCAL_SCRIPT} {self.folder('<process id>')}\n\n{self.script}"
-        begin = self.spec.begin or "now"
-        start = f"scontrol update JobId=<id> StartTime={begin}   # at once, when its run directory is made"
-        return f"$ sbatch --parsable {WAIT} {shlex.join(self.options)} <{File.BATCH_SCRIPT}\n$ {start}\n\n{self.script}"
+            return f"$ bash {File.LOCAL_SCRIPT} {shlex.quote(str(self.folder))}\n\n{self.script}"
+        return f"$ sbatch --parsable {shlex.join(self.options)} <{File.BATCH_SCRIPT}\n\n{self.script}"
 
-    def _chosen_run_dir(self) -> Path | None:
-        """The chosen run directory, absolute; None if the job's id names it."""
-        path = self.earlier.run_dir if self.earlier else self.run_dir and self.run_dir.expanduser().absolute()
+    def _chosen_run_dir(self, asked_for: Path | None) -> Path | None:
+        """The chosen run directory, absolute; None if none is chosen."""
+        path = self.earlier.run_dir if self.earlier else asked_for and asked_for.expanduser().absolute()
         if path is None:
             return None
         asked = f"Running in the run directory {path}:"
@@ -124,7 +128,7 @@ class Plan:
         spec, is_function = self.spec, self.function is not None
         command, restart_args = spec.command, spec.restart_args
         if is_function:
-            command = submitit_task.runner(self.folder("%j"))
+            command = submitit_task.runner(self._of_task)
         elif spec.launcher == "fork":
             python_command.interpreter_words(command)  # refuses what can't be forked
         if self.earlier is not None:  # the command has them from its first start on
@@ -134,15 +138,13 @@ class Plan:
         if isinstance(self.scheduler, ThisMachine):
             return render_local(spec, asked, source=source, code=self.code)
         asked = asked._replace(
-            run_dir=self.folder("%j"),
-            code=None if self.code is None else f"{self.folder('%A')}/{self.code}",  # of an array, that of all tasks
+            run_dir=self._of_task,
+            code=None if self.code is None else f"{self.folder}/{self.code}",
             venv=spec.venv if self.venv_archive else None,
             stage_env=str(self.venv_archive) if self.venv_archive else None,
         )
-        job = '"${1:-$SLURM_JOB_ID}"' if spec.chain else '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
-        job = "" if self.run_dir else job
         spec, asked = allocation.of(spec), _packed(spec, asked)
-        return render(spec, asked, source=source, agent=f"{shlex.quote(self.folder(''))}{job}/{File.AGENT}")
+        return render(spec, asked, source=source, agent=shlex.quote(f"{self.folder}/{File.AGENT}"))
 
 
 def _packed(spec: JobSpec, asked: Options) -> Options:
@@ -190,7 +192,7 @@ def _with_environment(spec: JobSpec) -> JobSpec:
     named = spec.venv or spec.conda_env or spec.container or spec.container_image
     if not named and sys.prefix != sys.base_prefix and Path(sys.prefix, "bin", "activate").is_file():
         paths["venv"] = sys.prefix
-    return dataclasses.replace(spec, **paths)  # type: ignore[arg-type]
+    return derived(spec, **paths)
 
 
 def _absolute(path: str | None) -> str | None:

@@ -19,7 +19,6 @@ from cluster_ddp.files import make_dir
 from cluster_ddp.ownership import refuse_others
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.packed import task_status
@@ -88,7 +87,9 @@ class Earlier:
         """
         if self.spec is None or self.spec.command:
             return None
-        path = self.run_dir / submitit_task.pickle_name(self.job)
+        path = self.run_dir / File.FUNCTION
+        if not path.exists():  # of a release before 0.1
+            path = self.run_dir / f"{self.job}_submitted.pkl"
         refuse_others(path)
         return Pickled(path.read_bytes())
 
@@ -136,6 +137,9 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         return Earlier(run_dir=path)
     refuse_others(path / File.SPEC)  # the job would run its content as us
     record = run_dirs.read(path)
+    if not record["job"]:
+        found = "no job is known of it: another submission is under way, or was killed before it had one."
+        raise RunDirError(f"Resuming {path}:", found, f"if none is under way: rm {shlex.quote(str(path / File.SPEC))}")
     if record["spec"].get("array") is not None:
         found = f"it is the directory of a whole array, job {record['job']}; its tasks are resumed one by one."
         raise SpecError(f"Resuming {path}:", found, run_dirs.resume_command(path.with_name(f"{path.name}_0")))

@@ -1,41 +1,43 @@
-"""The run directories of a submission: runs/<name>-<job id>. The link runs/latest points at the last one.
+"""The run directories of a submission. Each is made and named before there is a job.
 
-    runs/fit-12/            spec.json   what was submitted, by which command, when and where
-                            job.sbatch  the script (job.sh on this machine); 12_submitted.pkl for a function
+    runs/fit-20261126-204432-7f3a9c/
+                            spec.json   what was submitted, by which command, when and where
+                            job.json    the job's id
+                            job.sbatch  the script (job.sh on this machine); function.pkl for a function
                             code/       the copy of the code, with --snapshot
                             job.log     what the batch script printed, and Slurm's messages about the job
                             task-0.log  what task 0 printed, and so on
                             outcome.json  how its last start ended, and what failed first
                             metrics.jsonl, run.json  written by a training that uses cluster_ddp
 
-An array has one such folder for the whole (script, snapshot) and one per task: runs/fit-12_0, runs/fit-12_1 …
+The link runs/fit-12 leads there, runs/latest to the last one. An array has such a folder for the whole (script,
+snapshot), and one for each task, with _0, _1 and so on after its name; links are runs/fit-12_0, runs/fit-12_1 …
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
 import shlex
 import shutil
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent import job_file
+from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import make_dir, open_own
-from cluster_ddp.protocol import LATEST, RESUME, File
+from cluster_ddp.protocol import ASIDE, RESUME, File
 from cluster_ddp.run_files import read_json, why
-from cluster_ddp.submission.spec import JobSpec
 
 OF_A_JOB = (
-    *(File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),
+    *(File.SPEC, File.JOB, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),
     *(File.FAILURES, File.OUTCOME, File.CHAIN, File.CANCELLED, File.PACKED, File.CANCEL),
-    *("*_submitted.pkl", "*_result.pkl"),
+    *(File.FUNCTION, "*_submitted.pkl", "*_result.pkl"),
 )
 """Patterns of the files that one job in a run directory has: the next one has its own."""
 _NO_RESULTS = (
@@ -57,13 +59,8 @@ def has_results(run_dir: Path) -> bool:
     return False
 
 
-def prefix(runs_dir: Path, spec: JobSpec) -> str:
-    """Return the path of a job's run directories up to the job's id."""
-    return f"{runs_dir}/{spec.name}-"
-
-
-def prepare(runs_dir: Path, run_dir: Path | None = None) -> Path | None:
-    """Make the folder of the run directories, and check that it can be written. Of a chosen one, check the name.
+def prepare(run_dir: Path) -> Path | None:
+    """Make the folder for a run directory, and check that it can be written.
 
     Returns:
         The topmost folder that was made; None if all existed.
@@ -71,14 +68,12 @@ def prepare(runs_dir: Path, run_dir: Path | None = None) -> Path | None:
     Raises:
         RunDirError: it can't be made or written, or its path has '%', a backslash or a control character.
     """
-    if any(not character.isprintable() or character in "%\\" for character in str(run_dir or runs_dir)):
-        found = "its path must not have '%' or '\\', which Slurm interprets, nor control characters"
-        raise _error(run_dir or runs_dir, found)
+    runs_dir = run_dir.parent
+    if any(not character.isprintable() or character in "%\\" for character in str(run_dir)):
+        raise _error(run_dir, "its path must not have '%' or '\\', which Slurm interprets, nor control characters")
     missing = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
-    try:
+    with _writing(runs_dir):
         runs_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _error(runs_dir, error.strerror or str(error)) from error
     if not os.access(runs_dir, os.W_OK | os.X_OK):
         raise _error(runs_dir, "permission denied")
     return missing[-1] if missing else None
@@ -93,8 +88,7 @@ def create(path: Path, *, shared: bool) -> None:
     try:
         make_dir(path, shared=shared)
     except FileExistsError as error:
-        found = "it exists already: an earlier job, or one of another cluster, had the same name and id."
-        raise RunDirError(f"Making the run directory {path}:", found, "choose another --name or --runs-dir") from error
+        raise RunDirError(f"Making the run directory {path}:", "it exists already.", "choose another path") from error
     except OSError as error:
         raise _error(path, error.strerror or str(error)) from error
 
@@ -102,84 +96,66 @@ def create(path: Path, *, shared: bool) -> None:
 def fill(path: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
     """Write a job's files into its run directory, by name; if `shared`, its group may read them.
 
-    They are not fsynced: an array has thousands, and the job is released only after they are written.
+    They are not fsynced: an array has thousands, and nodes see what was written and closed before.
 
     Raises:
         RunDirError: a file exists already, or can't be written.
     """
-    try:
+    with _writing(path):
         for name, content in files.items():
             with open(open_own(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, shared=shared), "wb") as file:
                 file.write(content)
-    except OSError as error:
-        raise _error(path, error.strerror or str(error)) from error
 
 
-def description(
-    spec: Mapping[str, Any],
-    *,
-    label: str,
-    local: bool,
-    cluster: str | None,
-    identity: Mapping[str, str],
-    code: str | None,
-    values: Mapping[str, str],
-    packed: str = "",
-    reference_options: Sequence[str] | None = None,
-) -> bytes:
-    """Return the content of spec.json: JSON, with the present time and working folder.
-
-    Args:
-        spec: the fields of this job's specification. An array task has those of a single job.
-        label: the job's id as squeue shows it, 12 or 12_3.
-        local: whether it was submitted with --local.
-        cluster: name of its cluster, if sbatch gave one.
-        identity: what tells the job from another one with the same id (`backends.identity`).
-        code: working folder in the snapshot, relative to the run directory; None without a snapshot.
-        values: this array task's values of the grid.
-        packed: the job that holds this array task; empty if the task is a job itself.
-        reference_options: options of the reference job; None if it is another job.
-    """
-    record = {
-        "job": label,
-        "local": local,
-        "cluster": cluster,
-        "identity": dict(identity),
-        "code": code,
-        "command": list(spec["command"]),
-        "reference_options": None if reference_options is None else list(reference_options),
-        "values": dict(values),
-        **({"packed": packed} if packed else {}),
-        "submitted": time.time(),
-        "folder": str(Path.cwd()),
-        "spec": dict(spec),
-    }
-    return json.dumps(record, indent=2).encode() + b"\n"
+def note_job(path: Path, job: JobFile, *, shared: bool) -> None:
+    """Write into a run directory which job has it. Raises RunDirError if it can't be written."""
+    with _writing(path):
+        job_file.write(path, job, shared=shared)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the spec.json of a run directory, as `description` made it.
+    """Read what the spec.json and the job.json of a run directory say. Without a known job, `job` is empty.
 
     Raises:
-        RunDirError: there is none, or it is damaged.
+        RunDirError: there is no spec.json, or one of them is damaged.
     """
     try:
         record = read_json(path / File.SPEC)
+        identity = {key: str(value) for key, value in dict(record.get("identity") or {}).items()}
+        if "job" not in record:
+            job = job_file.read(path, record.get("array_task")) or JobFile("", time=float("inf"))
+            record |= {"job": job.job, "cluster": job.cluster, "submitted_by": job.time}
+            identity |= {"host": job.host, "process": job.process}
         label, cluster, spec = str(record["job"]), record.get("cluster"), dict(record["spec"])
-        if not (is_label(label) and isinstance(spec["name"], str)):
+        if not ((not label or is_label(label)) and isinstance(spec["name"], str)):
             raise ValueError("it lacks a job id or a name")
         if not (cluster is None or isinstance(cluster, str)):
             raise ValueError("its cluster is not a name")
         if not math.isfinite(record["submitted"]):
             raise ValueError("it does not say when it was submitted")
-        identity = {key: str(value) for key, value in dict(record.get("identity") or {}).items()}
+        submitted, by = float(record["submitted"]), float(record.get("submitted_by", record["submitted"]))
         known = {"job": label, "cluster": cluster, "identity": identity, "spec": spec}
-        return {**record, **known, "submitted": float(record["submitted"])}
+        return {**record, **known, "submitted": submitted, "submitted_by": by}
     except (OSError, ValueError, KeyError, TypeError) as error:
         found = f"{File.SPEC} can't be read: {why(error)}."
         raise RunDirError(
             f"Reading the run directory {path}:", found, "give a folder that a submission has made"
         ) from error
+
+
+def of_job(path: Path, label: str) -> tuple[Path, dict[str, Any]] | None:
+    """Return where the files of a job that has run in a run directory are, the last one or an earlier one; and `read`.
+
+    Args:
+        path: the run directory.
+        label: the job's id, as squeue shows it; of an array's task, the array's will do.
+    """
+    for place in (path, path / ASIDE.format(label)):
+        with contextlib.suppress(RunDirError):
+            record = read(place)
+            if place != path or label in (record["job"], record["job"].partition("_")[0]):
+                return place, {**record, "job": label if place != path else record["job"]}
+    return None
 
 
 def is_label(text: str) -> bool:
@@ -192,21 +168,13 @@ def is_on_slurm(path: Path, label: str) -> bool:
     return "_" in label or (path / File.BATCH_SCRIPT).exists()
 
 
-def point_latest(path: Path) -> None:
-    """Let runs/latest point at a run directory, unless that is a file, a folder, or a link that we can't replace."""
-    latest = path.parent / LATEST
-    if latest.exists() and not latest.is_symlink():
-        return
-    temporary = path.parent / f".{LATEST}.{path.name}.tmp"
-    try:
-        temporary.symlink_to(path.name)
-        temporary.replace(latest)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # no reason to fail: the job is submitted
-
-
 def remove(paths: Sequence[Path], made: Path | None) -> None:
-    """Remove run directories, and the folders from `made` down (see `prepare`) that are empty then."""
+    """Remove run directories and links to them; and the folders from `made` down (see `prepare`), if empty."""
+    links = {path for path in paths if path.is_symlink()}
+    names = {path.name for path in {*paths} - links}
+    for beside in paths[0].parent.iterdir() if paths else ():  # jobs make links, too
+        if beside.is_symlink() and (beside in links or beside.readlink().name in names):
+            beside.unlink(missing_ok=True)
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
     if made is not None:
@@ -215,6 +183,14 @@ def remove(paths: Sequence[Path], made: Path | None) -> None:
                 Path(folder).rmdir()
             except OSError:
                 break
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _error(path, error.strerror or str(error)) from error
 
 
 def _error(path: Path, found: str) -> RunDirError:

@@ -5,9 +5,10 @@ One rank drives one GPU, or `gpus_per_task`. So no field sets the number of task
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from cluster_ddp.agent import launch_options
 from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
@@ -198,3 +199,11 @@ class JobSpec:
             if tracker not in TRACKERS:
                 found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
                 raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
+
+
+def derived(spec: JobSpec, **values: Any) -> JobSpec:
+    """Return a specification with other values of some fields. They follow from checked ones, and are not checked."""
+    made = copy.copy(spec)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
+from cluster_ddp.agent import job_file
 from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in, numbers
-from cluster_ddp.errors import SlurmError
-from cluster_ddp.protocol import File
+from cluster_ddp.agent.job_file import JobFile
+from cluster_ddp.protocol import LATEST, File
 from cluster_ddp.submission import resume, run_dirs
-from cluster_ddp.submission.backends import Held, submitit_task
+from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.frozen import code_snapshot, frozen_agent, venv_archive
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.planning import Plan
+from cluster_ddp.submission.spec import derived
 
 _SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 """Of Ctrl-C, a closed terminal, and kill or a time limit."""
@@ -29,8 +33,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 def submit(plan: Plan) -> list[Job]:
     """Submit a plan: all of it or nothing.
 
-    The job waits until its run directory exists, named by the job's id; only then can it start. INT, HUP and TERM first
-    cancel the job and remove its files, then have their usual effect.
+    The job may start at once, so its run directory has all that it needs before. INT, HUP and TERM first cancel the job
+    and remove its files, then have their usual effect.
 
     Returns:
         The job; for an array one item per task, in the order of the task numbers.
@@ -42,166 +46,152 @@ def submit(plan: Plan) -> list[Job]:
     """
     if plan.earlier is not None:
         plan.earlier.refuse_unended()
-    with _Signals() as signals:
-        topmost = run_dirs.prepare(plan.run_dir.parent if plan.run_dir else plan.runs_dir, plan.run_dir)
-        made: list[Path] = []
-        held = aside = None
+    with _interruptible() as late:
+        submission = _Submission(plan, late)
         try:
-            if plan.venv_archive is not None and plan.spec.venv is not None:
-                venv_archive.pack(Path(plan.spec.venv), plan.venv_archive, shared=plan.spec.share)
-            with signals.late():  # without the job's id, it could not be cancelled
-                held = plan.scheduler.hold(plan.script, plan.options)
-            with signals.late():
-                aside = resume.set_aside(plan.earlier) if plan.earlier else None
-            jobs = _make_run_dirs(plan, held, made)
-            plan.scheduler.release(held, jobs[0].run_dir, plan.spec.begin or "now")
+            jobs = submission.run()
         except BaseException:
-            with signals.late():
-                run_dirs.remove(made, topmost)
-                if aside is not None:
-                    resume.put_back(aside)
-                if held is not None:
-                    _cancel(plan, held)
+            with late():
+                submission.take_back()
             raise
-    if plan.run_dir is None:
-        run_dirs.point_latest(jobs[0].run_dir)
+    if not plan.is_chosen:
+        job_file.point(plan.folder.with_name(LATEST), jobs[0].run_dir)
     return jobs
 
 
-def _cancel(plan: Plan, held: Held) -> None:
-    try:
-        plan.scheduler.abandon(held)
-    except SlurmError as error:
-        found = f"{error.found} The job has no run directory, and would start in an hour."
-        raise SlurmError(f"Cancelling job {held.label}:", found, f"scancel {held.label}") from error
+class _Submission:
+    """A submission, and what it has done so far."""
+
+    def __init__(self, plan: Plan, late: Callable[[], AbstractContextManager[None]]) -> None:
+        self._plan, self._late = plan, late
+        self._topmost = run_dirs.prepare(plan.folder)
+        self._made: list[Path] = []
+        self._aside: Path | None = None
+        self._job: JobFile | None = None
+
+    def run(self) -> list[Job]:
+        """Make the run directories, submit, and name them by the job. See `submit` for errors."""
+        plan, shared = self._plan, self._plan.spec.share
+        if plan.venv_archive is not None and plan.spec.venv is not None:
+            venv_archive.pack(Path(plan.spec.venv), plan.venv_archive, shared=shared)
+        if plan.earlier is not None:
+            with self._late():
+                self._aside = resume.set_aside(plan.earlier)
+        comment = plan.scheduler.new_comment(plan.script)
+        for folder, files in _contents(plan, comment):
+            if plan.earlier is None:
+                with self._late():
+                    run_dirs.create(folder, shared=shared)
+                    self._made.append(folder)
+            run_dirs.fill(folder, files, shared=shared)
+        if plan.take_snapshot:
+            code_snapshot.take(Path.cwd(), plan.folder)
+        with self._late():  # without the job's id, it could not be cancelled
+            self._job = plan.scheduler.submit(plan.folder, plan.options, comment)
+            return self._name(self._job)
+
+    def _name(self, job: JobFile) -> list[Job]:
+        """Write which job it is, and let runs/NAME-ID lead to each run directory."""
+        plan = self._plan
+        run_dirs.note_job(plan.folder, job, shared=plan.spec.share)
+        tasks = [] if plan.spec.array is None else [f"_{task}" for task in numbers(plan.spec.array)]
+        folders = {f"{job.job}{task}": Path(f"{plan.folder}{task}") for task in ["", *tasks]}
+        self._made += [link for label, folder in folders.items() if (link := job_file.link(folder, label))]
+        largest = derived(plan.spec, nodes=plan.spec.max_nodes or plan.spec.nodes)
+        known: dict[str, Any] = {"tasks": largest.tasks, "ranks": largest.world_size, "cluster": job.cluster}
+        known |= {"is_function": plan.function is not None, "scheduler": plan.scheduler}
+        return [Job(id=label, run_dir=folder, **known) for label, folder in folders.items()][bool(tasks) :]
+
+    def take_back(self) -> None:
+        """Cancel the job, and remove what was made. Raises SlurmError if it can't be cancelled; then all stays."""
+        if self._job is not None:
+            self._plan.scheduler.abandon(self._job)
+        run_dirs.remove(self._made, self._topmost)
+        if self._aside is not None:
+            resume.put_back(self._aside)
 
 
-def _make_run_dirs(plan: Plan, held: Held, made: list[Path]) -> list[Job]:
-    """Make and fill the run directories: that of the job; for an array, that of the whole and one for each task.
-
-    Each is added to `made` before it is made.
-    """
-    spec, whole = plan.spec, Path(plan.folder(held.label))
-    described = dataclasses.asdict(spec)
+def _contents(plan: Plan, comment: str) -> Iterator[tuple[Path, dict[str, bytes]]]:
+    """The run directories with their files: that of the job; for an array, that of the whole and one for each task."""
+    array, described = plan.spec.array, dataclasses.asdict(plan.spec)
     script = {plan.scheduler.script_name: plan.script.encode(), File.AGENT: frozen_agent.content()}
-    if spec.array is None:
-        _make_run_dir(plan, whole, {**_files(plan, held, held.label, described, {}), **script}, made)
-        folders = {held.label: whole}
-    else:
-        description = _description(plan, held, held.label, described, {})
-        _make_run_dir(plan, whole, {File.SPEC: description, **script}, made)
-        folders = {f"{held.label}_{number}": Path(f"{whole}_{number}") for number in numbers(spec.array)}
-        described |= {"array": None, "grid": {}, "pack": None, "jobs": None}  # a task resumes as a single job
-        holders = allocation.holders(spec, held.label)
-        for label, folder in folders.items():
-            number = label.rpartition("_")[2]
-            values = {**configuration(spec.grid, int(number)), ARRAY_TASK: number}
-            files = _files(plan, held, label, described, values, packed=holders.get(int(number), ""))
-            _make_run_dir(plan, folder, files, made)
-    if plan.take_snapshot:
-        code_snapshot.take(Path.cwd(), whole)
-    return [_job(plan, held, label, folder) for label, folder in folders.items()]
+    yield plan.folder, {**_files(plan, described, comment), **script}
+    described |= {"array": None, "grid": {}, "pack": None, "jobs": None}  # a task resumes as a single job
+    holders = allocation.holders(plan.spec)
+    for task in [] if array is None else numbers(array):
+        packed = {"packed": holders[task]} if holders else {}
+        yield Path(f"{plan.folder}_{task}"), _files(plan, described, comment, array_task=task, **packed)
 
 
-def _job(plan: Plan, held: Held, label: str, folder: Path) -> Job:
-    largest = dataclasses.replace(plan.spec, nodes=plan.spec.max_nodes or plan.spec.nodes)
-    return Job(
-        id=label,
-        run_dir=folder,
-        tasks=largest.tasks,
-        ranks=largest.world_size,
-        cluster=held.cluster,
-        is_function=plan.function is not None,
-        scheduler=plan.scheduler,
+def _files(plan: Plan, spec: Mapping[str, Any], comment: str, **of_task: int) -> dict[str, bytes]:
+    """The own files of a job, or of an array's task: `array_task` is its number, `packed` that of the job it is in."""
+    values = configuration(plan.spec.grid, of_task["array_task"]) if of_task else {}
+    filled_in = {**values, ARRAY_TASK: str(of_task["array_task"])} if of_task else {}
+    command, options = (
+        None if words is None else [fill_in(word, filled_in) for word in words]
+        for words in (plan.spec.command, plan.reference_options)
     )
-
-
-def _make_run_dir(plan: Plan, path: Path, files: Mapping[str, bytes], made: list[Path]) -> None:
-    if plan.earlier is None:
-        if not path.exists():
-            made.append(path)
-        run_dirs.create(path, shared=plan.spec.share)
-    run_dirs.fill(path, files, shared=plan.spec.share)
-
-
-def _files(
-    plan: Plan, held: Held, label: str, spec: Mapping[str, Any], values: Mapping[str, str], packed: str = ""
-) -> dict[str, bytes]:
-    """The own files of a job, or of an array task with its values of the grid, and the job that holds it."""
-    files, function = {File.SPEC: _description(plan, held, label, spec, values, packed)}, plan.function
+    record = {
+        "local": plan.local,
+        "identity": {"comment": comment} if comment else {},
+        "code": f"../{plan.folder.name}/{plan.code}" if plan.code and of_task else plan.code,
+        "command": command,
+        "reference_options": options,
+        "values": values,
+        **of_task,
+        "submitted": time.time(),
+        "folder": str(Path.cwd()),
+        "spec": {**spec, "command": command},
+    }
+    files, function = {File.SPEC: json.dumps(record, indent=2).encode() + b"\n"}, plan.function
     if isinstance(function, resume.Pickled):
-        files[submitit_task.pickle_name(label)] = function.content
-    elif function is not None:
-        called = functools.partial(function, **{key: values[key] for key in plan.spec.grid})
-        files[submitit_task.pickle_name(label)] = submitit_task.pickled(called)
+        files[File.FUNCTION] = function.content
+    elif function is not None and (of_task or plan.spec.array is None):
+        files[File.FUNCTION] = submitit_task.pickled(functools.partial(function, **values))
     return files
-
-
-def _description(
-    plan: Plan, held: Held, label: str, spec: Mapping[str, Any], values: Mapping[str, str], packed: str = ""
-) -> bytes:
-    """The spec.json of a job, or of an array task with its values of the grid, and the job that holds it."""
-    options, code = plan.reference_options, plan.code
-    return run_dirs.description(
-        {**spec, "command": tuple(fill_in(word, values) for word in plan.spec.command)},
-        label=label,
-        local=plan.local,
-        cluster=held.cluster,
-        identity=held.identity,
-        code=f"../{plan.spec.name}-{held.label}/{code}" if code and ARRAY_TASK in values else code,
-        values={key: value for key, value in values.items() if key != ARRAY_TASK},
-        packed=packed,
-        reference_options=options and [fill_in(word, values) for word in options],
-    )
 
 
 class _Interrupted(BaseException):
     """A signal arrived; the body must undo what it has done."""
 
 
-class _Signals:
-    """Context manager: in its body, such a signal raises `_Interrupted`; at its end, the signal has its usual effect.
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """In the body, such a signal raises `_Interrupted`; at its end, the signal has its usual effect.
 
-    Ignored signals stay ignored (nohup). Outside the main thread nothing changes, since only it can set handlers.
+    Yields a context manager that delays signals until the end of its body. Ignored signals stay ignored (nohup).
+    Outside the main thread nothing changes, since only it can set handlers.
 
     Raises:
         KeyboardInterrupt: a signal arrived, and the caller's own handler returned.
     """
+    came, before, lateness = list[int](), dict[int, Any](), list[int]()
 
-    def __init__(self) -> None:
-        self._came: list[int] = []
-        self._is_late = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        if self._came:
-            signal.raise_signal(self._came[0])
-        if isinstance(error, _Interrupted):
-            raise KeyboardInterrupt from None  # a handler of the caller's own has returned
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if not lateness and len(came) == 1:
+            raise _Interrupted
 
     @contextmanager
-    def late(self) -> Iterator[None]:
-        """Delay signals until the end of the body, so that it is completed. Then it raises `_Interrupted`."""
-        came, self._is_late = len(self._came), True
+    def late() -> Iterator[None]:
+        lateness.append(len(came))
         try:
             yield
         finally:
-            self._is_late = False
-        if len(self._came) > came:
+            had_come = lateness.pop()
+        if len(came) > had_come:
             raise _Interrupted
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came.append(number)
-        if not self._is_late and len(self._came) == 1:
-            raise _Interrupted
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, note)
+    try:
+        yield late
+    except _Interrupted:
+        raise KeyboardInterrupt from None  # unless the signal has its usual effect first
+    finally:
+        for noted, handler in before.items():
+            signal.signal(noted, handler)
+        if came:
+            signal.raise_signal(came[0])

@@ -19,6 +19,7 @@ from slowness import scaled
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
+from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
 
@@ -159,10 +160,16 @@ class Place:
         """Submit; the run directory (of an array, its first task's)."""
         done = self.submit("--no-check", *arguments, program=program)
         assert done.returncode == 0, done.stderr
-        return self.folder / re.search(r"Run director(?:y|ies): (\S+)", done.stdout)[1]
+        return self.named_by(done.stdout)
+
+    def named_by(self, said: str) -> Path:
+        """The run directory that a submission has announced, by the link with the job's id if there is one."""
+        run_dir = self.folder / re.search(r"Run director(?:y|ies): (\S+)", said)[1]
+        links = (path for path in run_dir.parent.glob("*-*") if path.is_symlink())
+        return next((path for path in links if path.readlink().name == run_dir.name), run_dir)
 
     def end_of(self, run_dir: Path, timeout_s: float = TIMEOUT_S) -> job_status.JobStatus:
-        label = json.loads((run_dir / "spec.json").read_text())["job"]
+        label = run_dirs.read(run_dir)["job"]
         deadline = time.monotonic() + scaled(timeout_s)
         while True:
             (status,) = job_status.job_statuses(label, env=self.slurm.env)

@@ -51,7 +51,7 @@ def test_a_training_on_two_nodes_is_warned_requeued_and_resumes(slurm: Cluster, 
     script.write_text(text.replace(step, f"{step}            time.sleep(0.05)\n"))
     command = ("--nodes", "2", "--", "python", str(script), "--epochs", "3")
     run_dir = place.start("--requeue", *command)
-    job = json.loads((run_dir / "spec.json").read_text())["job"]
+    job = json.loads((run_dir / "job.json").read_text())["job"]
     # Before, the warning would find bash without its traps
     wait_until(lambda: pythons_of(script) >= 2, 120, said=lambda: output(run_dir))
     commands.run(["scancel", "--signal=USR1", job], env=slurm.env)

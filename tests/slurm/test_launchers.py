@@ -90,7 +90,7 @@ def on_slurm(place: Place, queue: Queue, launcher: str, name: str, run_dir: Path
             faults.bring_back_node(layout, node)
 
     def batch_process() -> list[int]:
-        mark = {"CLUSTER_DDP_RUN_DIR": str(run_dir)}
+        mark = {"CLUSTER_DDP_RUN_DIR": str(run_dir.resolve())}
         here = [
             pid
             for pid in faults.processes_on(layout, job.rank(0)[1])
@@ -122,10 +122,10 @@ def jobs(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple
     play(jobs, 300)
     asked = [sys.executable, "-m", "cluster_ddp", "status", "--json"]
     said = subprocess.run(asked, cwd=folder, env=dict(slurm.env), capture_output=True, text=True, check=True).stdout
-    ends = {Path(one["run_dir"]).name: one for one in json.loads(said)}
+    ends = {(folder / one["run_dir"]).resolve(): one for one in json.loads(said)}
     for job in jobs:
         status = queue.status(job.run_dir.name.rpartition("-")[2])
-        job.end = ends[job.run_dir.name] | {"exit_status": status and status.exit_code}
+        job.end = ends[job.run_dir.resolve()] | {"exit_status": status and status.exit_code}
     return {(job.launcher, job.name): job for job in jobs}
 
 

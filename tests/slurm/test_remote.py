@@ -127,7 +127,8 @@ def test_a_project_is_copied_submitted_followed_and_fetched(laptop: Laptop) -> N
     )
     assert (laptop.there / "old ü.py").exists()
     assert not (laptop.there / "data").exists(), "git ignores it"
-    label = next((laptop.there / "sub dir" / "runs").glob("first-*")).name.rpartition("-")[2]
+    run_dir = (laptop.there / "sub dir" / "runs" / "latest").resolve()
+    label = json.loads((run_dir / "job.json").read_text())["job"]
 
     assert "COMPLETED" in laptop.run("status").stdout
     assert "hello from rank 1" in laptop.run("logs", label, "--rank", "1").stdout
@@ -136,9 +137,9 @@ def test_a_project_is_copied_submitted_followed_and_fetched(laptop: Laptop) -> N
     checkpoint = laptop.there / "sub dir" / "runs" / f"first-{label}" / "checkpoints" / "x.pt"
     checkpoint.parent.mkdir()
     checkpoint.write_text("")
-    here = laptop.folder / "it's mine" / "sub dir" / "runs" / f"first-{label}"
+    here = laptop.folder / "it's mine" / "sub dir" / "runs" / run_dir.name
     done = laptop.run("fetch", label)
-    assert (done.returncode, done.stdout) == (0, f"Fetched runs/first-{label}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"Fetched runs/{run_dir.name}\n"), done.stderr
     assert "hello from rank 0" in (here / "task-0.log").read_text()
     assert not (here / "checkpoints").exists()
     assert laptop.run("fetch", label, "--checkpoints").returncode == 0

@@ -29,6 +29,11 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+def made(folder: Path, pattern: str) -> list[Path]:
+    """The run directories, without the links to them."""
+    return sorted(path for path in (folder / "scaling" / "runs").glob(pattern) if not path.is_symlink())
+
+
 def rows(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "scaling" / "results.csv").read_text().splitlines()))
 
@@ -41,20 +46,20 @@ def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder
     deadline = time.monotonic() + scaled(TIMEOUT_S)
     while "gpus1-run1" not in (line := first.stdout.readline()) or "COMPLETED" not in line:
         assert line and time.monotonic() < deadline
-    while not list((folder / "scaling" / "runs").glob("gpus2-run1-*/spec.json")):
+    while not list((folder / "scaling" / "runs").glob("gpus2-run1-*/job.json")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
     first.stdout.close()
-    runs = sorted((folder / "scaling" / "runs").glob("gpus[12]-*"))
+    runs = made(folder, "gpus[12]-*")
 
     done = slurm.run(*SCALING, *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "gpus1-run1" not in done.stdout, "it is measured already"
     assert "COMPLETED" in done.stdout
-    of_four = sorted((folder / "scaling" / "runs").glob("gpus4-*"))
-    assert len(of_four) == 1 and sorted((folder / "scaling" / "runs").glob("gpus*")) == runs + of_four
+    of_four = made(folder, "gpus4-*")
+    assert len(of_four) == 1 and made(folder, "gpus*") == runs + of_four
     one, two, four = rows(folder)
     for row, run in zip((one, two, four), runs + of_four):
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

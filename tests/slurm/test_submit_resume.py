@@ -93,7 +93,7 @@ def test_the_printed_command_continues_a_failed_training(
     assert again.returncode == 0, again.stdout + again.stderr
     assert steps(again.stdout) in ALL_AFTER_A_CHECKPOINT
     assert re.search(r"^epoch \d, .*loss 0\.5", again.stdout, re.MULTILINE), "key figures, while it runs"
-    record = json.loads((run_dir / "spec.json").read_text())
+    record = json.loads((run_dir / "job.json").read_text())
     first = re.search(r"Submitted job (\d+)", begun.stdout)[1]
     assert record["job"] == re.search(r"Submitted job (\d+)", again.stdout)[1] != first
     assert {"spec.json", "job.log", "task-0.log"} <= {path.name for path in (run_dir / f"job-{first}").iterdir()}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from cluster import SUBMIT, Cluster, Place
+from slowness import wait_until
 
 import cluster_ddp
 from cluster_ddp.errors import SlurmError
@@ -20,13 +23,58 @@ from cluster_ddp.slurm import commands, job_status
 def test_a_signal_while_an_array_is_submitted(slurm: Cluster, tmp_path: Path, name: str) -> None:
     array = ("--no-check", "--name", f"broken{name}", "--array", "0-999", "--", "true")
     process = subprocess.Popen([*SUBMIT, *array], cwd=tmp_path, env=dict(slurm.env))
-    while not list(tmp_path.glob("runs/*_5")):  # Slurm has the array, and five of its thousand folders are there
+    while not list(tmp_path.glob("runs/*_5")):  # five of its thousand folders are there
         assert process.poll() is None
         time.sleep(0.001)
     process.send_signal(signal.Signals[name])
     assert process.wait(timeout=120) != 0
     assert commands.run(["squeue", "--noheader", f"--name=broken{name}"], env=slurm.env) == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.every_slurm
+def test_a_signal_while_sbatch_answers_and_the_job_runs(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job has started before its id is known here: it is ended first, then its files are removed."""
+    real = shutil.which("sbatch", path=slurm.env["PATH"])
+    (tmp_path / "bin").mkdir()
+    wait = f'until [[ -e {tmp_path}/starts ]]; do sleep 0.1; done; kill -TERM "$PPID"'
+    (tmp_path / "bin" / "sbatch").write_text(f'#!/bin/bash\n"{real}" "$@" >{tmp_path}/id\n{wait}\ncat {tmp_path}/id\n')
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    (tmp_path / "here").mkdir()
+    command = ("bash", "-c", f"touch {tmp_path}/starts; exec sleep 600")
+    env = {**slurm.env, "PATH": f"{tmp_path}/bin:{slurm.env['PATH']}"}
+    done = subprocess.run([*SUBMIT, "--no-check", "--", *command], cwd=tmp_path / "here", env=env, timeout=300)
+    assert done.returncode == -signal.SIGTERM
+    (status,) = job_status.job_statuses((tmp_path / "id").read_text().strip(), env=slurm.env)
+    assert status.state == "CANCELLED"
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.every_slurm
+@pytest.mark.parametrize("array", [(), ("--array", "4-5")])
+def test_a_submission_that_is_killed_once_sbatch_has_answered(
+    slurm: Cluster, tmp_path: Path, array: tuple[str, ...]
+) -> None:
+    """The job runs, and completes what the submission has left to do."""
+    real = shutil.which("sbatch", path=slurm.env["PATH"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text(f'#!/bin/bash\n"{real}" "$@" >{tmp_path}/id\nkill -KILL "$PPID"\n')
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    env = {**slurm.env, "PATH": f"{tmp_path}/bin:{slurm.env['PATH']}"}
+    words = [*SUBMIT, "--no-check", "--name", "fit", *array, "--", "echo", "hello"]
+    assert subprocess.run(words, cwd=tmp_path, env=env, timeout=300).returncode == -signal.SIGKILL
+    job = (tmp_path / "id").read_text().strip()
+    labels = [f"{job}_{task}" for task in (4, 5)] if array else [job]
+    for label in labels:
+        wait_until(lambda label=label: (tmp_path / "runs" / f"fit-{label}" / "outcome.json").exists(), 300)
+    assert len([path for path in (tmp_path / "runs").iterdir() if path.is_symlink()]) == (3 if array else 1)
+    for asked in (job, f"runs/fit-{job}"):
+        shown = slurm.run(sys.executable, "-m", "cluster_ddp", "status", "--json", asked, cwd=tmp_path)
+        assert [(one["job"], one["name"]) for one in json.loads(shown.stdout)] == [(label, "fit") for label in labels]
+    again = slurm.run(*SUBMIT, "--no-check", "--watch", "--resume", labels[0], cwd=tmp_path)
+    assert (again.returncode, "hello" in again.stdout) == (0, True), again.stdout + again.stderr
 
 
 def test_an_sbatch_that_answers_too_late(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +86,7 @@ def test_an_sbatch_that_answers_too_late(slurm: Cluster, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(commands, "TIMEOUT_S", 20.0)
     with pytest.raises(SlurmError, match=r"It had submitted the job, which is now cancelled\."):
-        cluster_ddp.submit_array(cluster_ddp.JobSpec(name="late", array="0-2"), ["true"], check=False)
+        cluster_ddp.submit_array(cluster_ddp.JobSpec(name="late", array="0-2"), ["sleep", "600"], check=False)
     statuses = job_status.job_statuses((tmp_path / "id").read_text().strip(), env=slurm.env)
     assert {status.state for status in statuses} == {"CANCELLED"}
     assert not (tmp_path / "runs").exists()

@@ -78,7 +78,6 @@ def begin(folder: Path, most: int, words: Sequence[str], env: Mapping[str, str])
     if over := _over(folder, link):
         job_log.say(f"{link}: nothing is left to do: {over}.")
         return OVER
-    _link_pickle(folder, link)
     following, why = ("", "") if link.number >= most else _submit(folder, link, env)
     record = {"number": link.number, "next": following, "why": why, "checkpoint": _newest(folder)}
     chain_file.note(folder, link.job, record)
@@ -176,13 +175,6 @@ def _comment(folder: Path) -> list[str]:
         comment = json.loads(read_regular(folder / File.SPEC, _LARGEST))["identity"]["comment"]
         return [f"--comment={comment}"]
     return []
-
-
-def _link_pickle(folder: Path, link: Link) -> None:
-    """Let submitit's runner find a function under the id of this job."""
-    name = "{}_submitted.pkl"
-    with contextlib.suppress(OSError):
-        os.link(folder / name.format(link.first), folder / name.format(link.job))
 
 
 def _waits(job: str, env: Mapping[str, str]) -> bool:

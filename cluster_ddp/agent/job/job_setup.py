@@ -30,13 +30,11 @@ class JobSetup:
         self.label = Variables(env).job_label()
         self.folder = launch_env.run_dir(options, self.label)
         command = array_values.filled(options.command, options.grid, env)
-        if options.function:  # submitit's runner knows no chain
-            command = [word.replace("%j", self.label) for word in command]
         self.next_job = options.next_job if options.chain is not None else None
         """The job that follows in the chain; empty if none does; None without a chain."""
         self.options = options._replace(command=tuple(command), chain=None, next_job="")
-        self.queued_as = options.packed or (self.label if self.next_job is None else env["SLURM_JOB_ID"])
-        """The job's id in the queue."""
+        self.job = self.label if self.next_job is None else env["SLURM_JOB_ID"]
+        """The job's id, of a chain this job's."""
         self.host, self.is_on_node = node_name(env), is_on_node
         self.requeues = Variables(env).requeues()
         self.size = launch_env.shape(options, env)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import ownership
-from cluster_ddp.agent import launch_env, python_command
+from cluster_ddp.agent import job_file, python_command
 from cluster_ddp.agent.job import chain, job_log, shell_env
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
@@ -56,8 +56,11 @@ def run(job: Job | LocalJob) -> int:
             _refuse_backslash(job.folder)
             _warn_of_array(asked.run_dir or "", job.env)
         make_run_dir(job.folder, shared=asked.share)
+        job_file.complete(job.folder, job.label, shared=asked.share)
+        if asked.function:  # submitit's runner looks for a pickle with the job's id
+            job_file.point(job.folder / f"{job.job}_submitted.pkl", job.folder / File.FUNCTION)
     if asked.code is not None:
-        _enter(Path(launch_env.with_job_id(asked.code, job.env if isinstance(job, Job) else os.environ)))
+        _enter(Path(asked.code))
     if asked.container is None and asked.container_image is None:
         python_command.check_script(asked.command, Path.cwd())
     if isinstance(job, Job) and (remark := gpu_remark(job.size, asked)):
@@ -81,7 +84,7 @@ def _refuse_backslash(run_dir: Path) -> None:
 
 def _warn_of_array(run_dir: str, env: Mapping[str, str]) -> None:
     """Say that an array's tasks may share a run directory. Those that run one after the other (%1) may be meant to."""
-    task, of_task = env.get("SLURM_ARRAY_TASK_ID"), ("%j", env["SLURM_JOB_ID"])
+    task, of_task = env.get("SLURM_ARRAY_TASK_ID"), ("%j", "%a", env["SLURM_JOB_ID"])
     is_alone = task is None or env.get("SLURM_ARRAY_TASK_COUNT") == "1"
     if is_alone or any(word in run_dir for word in of_task) or re.search(rf"(?<!\d){task}(?!\d)", run_dir):
         return

@@ -42,7 +42,8 @@ class LocalJob:
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         assert options.ranks is not None
         self.ranks, self.options = options.ranks, options
-        self.folder = launch_env.run_dir(options, str(os.getpid()))
+        self.label = self.job = str(os.getpid())
+        self.folder = launch_env.run_dir(options, self.label)
         self.added = {**launch_env.common(options, self.folder), **launch_env.on_this_machine(options, self.ranks, 0)}
         """Variables that the ranks get beside those of this process."""
         self._env = dict(env)

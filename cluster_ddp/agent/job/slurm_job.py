@@ -42,7 +42,7 @@ class Job(JobSetup):
         with contextlib.closing(history):
             with (
                 rank_notes.folder() as folder,
-                slurm_commands.times_noted(self.queued_as, self.env, folder / "job-times", limit_s),
+                slurm_commands.times_noted(self.options.packed or self.job, self.env, folder / "job-times", limit_s),
             ):
                 _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
                 self.env |= srun_step.staged(self.options, self.size, self.env)

@@ -5,14 +5,11 @@ Ids are not enough: two clusters count alike, a cluster that is set up anew begi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from cluster_ddp.errors import RunDirError, SlurmError
-from cluster_ddp.protocol import ASIDE, File
+from cluster_ddp.errors import SlurmError
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.job_status import JobStatus
@@ -48,17 +45,11 @@ def of(folder: Path, label: str) -> Identity:
         folder: the run directory.
         label: the job's id, as squeue shows it; of an array's task, the array's will do.
     """
-    for place in (folder, folder / ASIDE.format(label)):
-        with suppress(RunDirError):
-            record = run_dirs.read(place)
-            if label in (record["job"], record["job"].partition("_")[0]):
-                return _of_submission(record)
+    if (found := run_dirs.of_job(folder, label)) is not None:
+        record = found[1]
+        noted = {name: record["identity"].get(name, "") for name in ("comment", "host", "process")}
+        return Identity(submitted_by_s=record["submitted_by"], **noted)
     return Identity() if (folder / File.SPEC).exists() else _of_training(folder / File.LOCK)
-
-
-def _of_submission(record: Mapping[str, Any]) -> Identity:
-    noted = {name: record["identity"].get(name, "") for name in ("comment", "host", "process")}
-    return Identity(submitted_by_s=record["submitted"], **noted)
 
 
 def _of_training(lock: Path) -> Identity:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -15,18 +17,14 @@ from typing import NoReturn
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job import shell_env
+from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobError, RunDirError, SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import why
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission.backends import Held, identity
+from cluster_ddp.submission.backends import identity
 
-# Reads the run directory's path from stdin, then becomes the job's script, with the same process id.
-_WAITING = (
-    "IFS= read -r folder"
-    f' && exec bash "$folder/{File.LOCAL_SCRIPT}" "$folder" >>"$folder/{File.JOB_LOG}" 2>&1 </dev/null'
-)
-
+_PATIENCE_S = 20.0  # the agent gives the ranks ten seconds
 
 # How Slurm names states that its own jobs don't have.
 _STATES = {"STOPPED": "FAILED"}
@@ -41,28 +39,32 @@ class ThisMachine:
         """Raise SpecError."""
         raise SpecError("Asking the scheduler with --test-only:", "this machine has none.", "leave --test-only out")
 
-    def hold(self, script: str, options: Sequence[str]) -> Held:
-        """Start a process that waits for its run directory."""
-        process = subprocess.Popen(
-            ["bash", "-c", _WAITING],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=shell_env.inherited(os.environ),
-            start_new_session=True,
-        )
-        known = {"host": socket.gethostname(), "process": processes.started(process.pid)}
-        return Held(label=str(process.pid), process=process, identity=known)
+    def new_comment(self, script: str) -> str:
+        """Return an empty text: no job here has a comment."""
+        return ""
 
-    def release(self, held: Held, folder: Path, begin: str) -> None:
-        """Tell the process its run directory. The job runs at once, whatever `begin` is."""
-        held.process.stdin.write(os.fsencode(folder) + b"\n")
-        held.process.stdin.close()
+    def submit(self, folder: Path, options: Sequence[str], comment: str) -> JobFile:
+        """Start the script in a run directory."""
+        with (folder / File.JOB_LOG).open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", str(folder / File.LOCAL_SCRIPT), str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=shell_env.inherited(os.environ),
+                start_new_session=True,
+            )
+        host, started = socket.gethostname(), processes.started(process.pid)
+        return JobFile(str(process.pid), time=time.time(), host=host, process=started)
 
-    def abandon(self, held: Held) -> None:
-        """End the waiting process."""
-        held.process.kill()
-        held.process.wait()
+    def abandon(self, job: JobFile) -> None:
+        """End the job, and wait for its end."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(job.job), number)
+            deadline = time.monotonic() + _PATIENCE_S
+            while processes.started(int(job.job)) and time.monotonic() < deadline:
+                time.sleep(0.05)
 
     def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
         """Send TERM to the job, which ends its tasks. Nothing happens if it has ended.

@@ -6,23 +6,21 @@ import contextlib
 import os
 import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from cluster_ddp.agent import chain_file
 from cluster_ddp.agent.job import shell_env
+from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import Held, identity
+from cluster_ddp.submission.backends import identity
 from cluster_ddp.submission.packed import task_status
-
-# The job waits with a late start time, not with --hold: sbatch accepts a held job without checking whether any node can
-# run it (seen with 22.05).
-WAIT = "--begin=now+1hour"
 
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts it as --comment
 
@@ -41,40 +39,39 @@ class Slurm:
         argv = ["sbatch", "--test-only", *options]
         return commands.run(argv, env=shell_env.inherited(os.environ), text=script, words_on_stderr=True).strip()
 
-    def hold(self, script: str, options: Sequence[str]) -> Held:
-        """Submit a job that does not start yet.
+    def new_comment(self, script: str) -> str:
+        """Return a comment for the job of a script, which no other job has; empty if the script has its own."""
+        return "" if _OWN_COMMENT.search(script) else job_status.OUR_COMMENTS + os.urandom(8).hex()
+
+    def submit(self, folder: Path, options: Sequence[str], comment: str) -> JobFile:
+        """Submit the script in a run directory. The job may start at once.
 
         Raises:
             SlurmError: sbatch refused; or it did not answer in time. The job is then cancelled if squeue shows it; the
                 error says which.
         """
-        mark, env = job_status.OUR_COMMENTS + os.urandom(8).hex(), shell_env.inherited(os.environ)
-        comment = [] if _OWN_COMMENT.search(script) else [f"--comment={mark}"]
+        script, env = (folder / File.BATCH_SCRIPT).read_text(), shell_env.inherited(os.environ)
         try:
-            answer = commands.submit(text=script, options=[WAIT, *comment, *options], env=env)
+            options = [*([f"--comment={comment}"] if comment else []), *options]
+            answer = commands.submit(text=script, options=options, env=env)
         except SlurmError as error:
             if comment and isinstance(error.__cause__, subprocess.TimeoutExpired):
-                raise _without_answer(mark, error) from error
+                raise _without_answer(comment, error) from error
             raise
-        known = {"comment": mark} if comment else {}
-        return Held(label=str(answer.job_id), cluster=answer.cluster, identity=known)
+        return JobFile(str(answer.job_id), answer.cluster, time.time())
 
-    def release(self, held: Held, folder: Path, begin: str) -> None:
-        """Let the scheduler start the job from `begin` on.
-
-        Raises:
-            SlurmError: the controller refuses or doesn't answer.
-        """
-        start = [f"JobId={held.label}", f"StartTime={begin}"]
-        commands.run(["scontrol", *commands.on(held.cluster), "update", *start])
-
-    def abandon(self, held: Held) -> None:
-        """Cancel the job, which has not started.
+    def abandon(self, job: JobFile) -> None:
+        """Cancel the job, and wait until its processes have ended: its run directory is to be removed.
 
         Raises:
-            SlurmError: the controller doesn't answer. The job then still exists.
+            SlurmError: the controller doesn't answer. The job then still exists, and keeps its run directory.
         """
-        commands.run(["scancel", *commands.on(held.cluster), held.label])
+        try:
+            commands.cancel([job.job], cluster=job.cluster)
+        except SlurmError as error:
+            raise SlurmError(
+                f"Cancelling job {job.job}:", f"{error.found} It waits or runs.", f"scancel {job.job}"
+            ) from error
 
     def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
         """Cancel the job: a single job, a whole array or one task of it.
@@ -155,7 +152,7 @@ def _without_answer(mark: str, error: SlurmError) -> SlurmError:
     """Cancel the job that sbatch may have submitted before it was ended."""
     if commands.cancel_by_comment(mark):
         return SlurmError(error.asked, f"{error.found} It had submitted the job, which is now cancelled.", error.hint)
-    found = f"{error.found} squeue shows no job of it so far. A job that still appears would start in an hour."
+    found = f"{error.found} squeue shows no job of it so far. One that still appears would fail."
     return SlurmError(error.asked, found, f"look for it later: squeue --me --format='%i %k' | grep {mark}")
 
 

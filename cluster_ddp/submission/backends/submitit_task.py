@@ -22,7 +22,7 @@ from cluster_ddp.ownership import refuse_others
 
 
 def runner(folder_pattern: str) -> tuple[str, ...]:
-    """Return the command that loads a task's pickle and runs it. %j in the folder's path stands for the job's id."""
+    """Return the command that loads a task's pickle and runs it. %a in the folder's path stands for an array's task."""
     return (sys.executable, "-u", "-m", "submitit.core._submit", folder_pattern)
 
 
@@ -65,11 +65,6 @@ def _unpicklable(function: Callable[[], Any]) -> Iterator[tuple[str, object]]:
             cloudpickle.dumps(value)
         except Exception:
             yield name, value
-
-
-def pickle_name(label: str) -> str:
-    """Return the name of the file in which submitit's runner looks for the pickle."""
-    return f"{label}_submitted.pkl"
 
 
 def has_results(folder: Path, label: str) -> bool:

@@ -45,9 +45,8 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         SpecError: the job can't work.
     """
     on_slurm = isinstance(plan.scheduler, Slurm)
-    run_dir, runs_dir = plan.run_dir, plan.runs_dir
     warnings = job_environment.check(plan.spec) + job_warnings.of_secrets(plan.spec)
-    warnings += job_warnings.of_shared_runs(run_dir.parent if run_dir is not None else runs_dir)
+    warnings += job_warnings.of_shared_runs(plan.folder.parent)
     if plan.function is None:
         if command_mistakes.CODE not in accepted:
             command_mistakes.check_launcher(plan.spec)
@@ -62,7 +61,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         text = f"{name}={value} in your environment is ignored. Use {say}, or cluster.toml."
         warnings.append(Advice("environment", text))
     if on_slurm:
-        folders = [run_dir or runs_dir, Path.cwd()]
+        folders = [plan.folder if plan.is_chosen else plan.folder.parent, Path.cwd()]
         warnings += job_warnings.advise(
             allocation.of(plan.spec), cluster.groups, folders=folders, requeue_default=cluster.requeue_default
         )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 
 from cluster_ddp.agent import array_values
 from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.submission import grids
-from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.validation import seconds
+from cluster_ddp.submission.spec import JobSpec, derived
+from cluster_ddp.submission.validation import normalized_time, seconds
 
 MARGIN_S = 60
 """Seconds that a turn of tasks may take beyond their time limit: TERM, KILL after 30 s, the end of the step, and the
@@ -24,7 +23,7 @@ def of(spec: JobSpec) -> JobSpec:
     jobs = spec.jobs or 1
     turns = math.ceil(math.ceil(grids.count(spec.array) / jobs) / spec.pack)
     limit_s = None if spec.time is None else seconds(spec.time)
-    return dataclasses.replace(
+    return derived(
         spec,
         array=f"0-{jobs - 1}",
         grid={},
@@ -32,7 +31,7 @@ def of(spec: JobSpec) -> JobSpec:
         jobs=None,
         gpus_per_node=spec.gpus_per_node * spec.pack,
         mem=None if spec.mem is None else _times(spec.mem, spec.pack),
-        time=spec.time if limit_s is None else f"0:0:{turns * (limit_s + MARGIN_S)}",
+        time=spec.time if limit_s is None else normalized_time(f"0:0:{turns * (limit_s + MARGIN_S)}"),
     )
 
 
@@ -40,9 +39,9 @@ def _times(mem: str, count: int) -> str:
     return re.sub(r"^\d+", lambda digits: str(int(digits[0]) * count), mem)
 
 
-def holders(spec: JobSpec, label: str) -> dict[int, str]:
-    """Return task number -> the label of the job that holds it; none without `pack`."""
+def holders(spec: JobSpec) -> dict[int, int]:
+    """Return task number -> the number of the job that holds it; none without `pack`."""
     if spec.pack is None or spec.array is None:
         return {}
     numbers, jobs = array_values.numbers(spec.array), spec.jobs or 1
-    return {task: f"{label}_{job}" for job in range(jobs) for task in packed_task.share(numbers, jobs, job)}
+    return {task: job for job in range(jobs) for task in packed_task.share(numbers, jobs, job)}

@@ -6,21 +6,19 @@ import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent.job.pack import packed_task
-from cluster_ddp.errors import RunDirError
-from cluster_ddp.protocol import ASIDE, File
+from cluster_ddp.protocol import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
 
 
 def holder(record: Mapping[str, Any]) -> str:
-    """Return the label of the job that holds the task of a spec.json; empty if none does."""
-    found = record.get("packed")
-    return found if isinstance(found, str) and run_dirs.is_label(found) else ""
+    """Return the label of the job that holds the task of a record (`run_dirs.read`); empty if none does."""
+    number = str(record.get("packed", "")).rpartition("_")[2]
+    return f"{record['job'].partition('_')[0]}_{number}" if number.isdecimal() and record["job"] else ""
 
 
 def place(folder: Path, label: str) -> tuple[Path, str]:
@@ -33,12 +31,8 @@ def place(folder: Path, label: str) -> tuple[Path, str]:
     Returns:
         `folder` and "" if it is no packed task.
     """
-    for one in (folder, folder / ASIDE.format(label)):
-        with suppress(RunDirError):
-            record = run_dirs.read(one)
-            if label in (record["job"], record["job"].partition("_")[0]):
-                return one, holder(record)
-    return folder, ""
+    found = run_dirs.of_job(folder, label)
+    return (folder, "") if found is None else (found[0], holder(found[1]))
 
 
 def of_array(folder: Path, label: str, jobs: Sequence[JobStatus]) -> list[JobStatus]:

@@ -98,19 +98,8 @@ def test_the_run_directory_has_the_jobs_label(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     assert launch_env.run_dir(SRUN, "12") is None
     assert launch_env.run_dir(Options(run_dir="/it's/x-%j"), "12_3") == Path("/it's/x-12_3")
+    assert launch_env.run_dir(Options(run_dir="/it's/x_%a"), "12_3") == Path("/it's/x_3")
     assert launch_env.run_dir(Options(run_dir="x"), "12") == tmp_path / "x"
-
-
-@pytest.mark.parametrize(
-    ("env", "named"),
-    [
-        ({"SLURM_JOB_ID": "71", "SLURM_ARRAY_JOB_ID": "70"}, "/x-70/code"),
-        ({"SLURM_JOB_ID": "71"}, "/x-71/code"),
-        ({}, "/x-PID/code"),
-    ],
-)
-def test_the_code_is_that_of_the_whole_array(env: dict[str, str], named: str) -> None:
-    assert launch_env.with_job_id("/x-%A/code", env) == named.replace("PID", str(os.getpid()))
 
 
 def test_what_a_job_on_slurm_gives_its_tasks() -> None:

@@ -384,7 +384,7 @@ def test_a_folder_that_is_no_run_directory(capsys, folder: Path) -> None:
 
 def test_as_json_and_with_the_values_of_a_grid(capsys, fake_slurm: FakeSlurm) -> None:
     spec = JobSpec(name="fit", command=("t", "{lr}", "{seed}"), grid={"lr": ("0.1", "1"), "seed": ("a b",)})
-    submit_plan.submit(planning.Plan(spec=spec))
+    run_dirs = [job.run_dir for job in submit_plan.submit(planning.Plan(spec=spec))]
     slurm_says(fake_slurm, record(12, "PENDING", reason="AssocGrpGRES", task="0-1"))
     assert status.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -396,7 +396,7 @@ def test_as_json_and_with_the_values_of_a_grid(capsys, fake_slurm: FakeSlurm) ->
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["job"], one["state"], one["reason"], one["epoch"]) == ("12_1", "PENDING", "AssocGrpGRES", None)
     assert one["values"] == {"lr": "1", "seed": "a b"}
-    assert one["run_dir"].endswith("runs/fit-12_1")
+    assert Path(one["run_dir"]).resolve() == run_dirs[1]
 
 
 def test_watching_ends_when_all_have_ended(capsys, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_a_job_that_was_resumed_is_said_and_the_new_one_shown(capsys, fake_slurm
         os.utime(Path("runs", name, "job-12"), (4e9, 4e9))
     capsys.readouterr()
     assert logs.main(["12"]) == 0
-    said = "Job 12 was resumed as job 15. Its own logs: runs/fit-12/job-12\n"
+    said = f"Job 12 was resumed as job 15. Its own logs: runs/{run_dir.name}/job-12\n"
     assert capsys.readouterr() == ("of 15\n", said)
     assert status.main(["12"]) == 0
     _, row, *said_below = capsys.readouterr().out.splitlines()

@@ -30,13 +30,13 @@ def test_the_jobs_have_what_their_tasks_need() -> None:
     assert (found.array, found.gpus_per_node, found.ranks_per_node, found.mem) == ("0-4", 8, 8, "32G")
     assert (found.cpus_per_task, found.nodes, found.time) == (3, 1, "0-01:45:00")
     assert (found.pack, found.jobs) == (None, None)
-    holders = allocation.holders(spec, "12")
-    assert [holders[task] for task in (0, 1, 4, 5, 99)] == ["12_0", "12_1", "12_4", "12_0", "12_4"]
+    holders = allocation.holders(spec)
+    assert [holders[task] for task in (0, 1, 4, 5, 99)] == [0, 1, 4, 0, 4]
     unlimited = allocation.of(JobSpec(**PACKED, time="UNLIMITED"))
     assert (unlimited.time, unlimited.mem) == ("UNLIMITED", None)
     plain = JobSpec(name="fit", command=("x",), array="0-3")
     assert allocation.of(plain) is plain
-    assert allocation.holders(plain, "12") == {}
+    assert allocation.holders(plain) == {}
 
 
 @pytest.mark.parametrize(

@@ -253,26 +253,19 @@ def test_a_function_gets_no_arguments_of_sbatchs_and_no_values_in_its_path(tmp_p
     assert shown(tmp_path)["argv"] == ["job", "--function", "--", "runner", "/runs/{seed}/x-%j"]
 
 
-@pytest.mark.parametrize(
-    ("env", "folder"),
-    [
-        ({"SLURM_JOB_ID": "71"}, "fit-71"),
-        ({"SLURM_JOB_ID": "71", "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}, "fit-70"),
-    ],
-)
+@pytest.mark.parametrize(("array", "of_task"), [(None, ""), ("0-3", "_%a")])
 def test_a_submitted_job_starts_the_agent_of_its_own_run_directory(
-    tmp_path: Path, fake_slurm: FakeSlurm, env: dict[str, str], folder: str
+    tmp_path: Path, fake_slurm: FakeSlurm, array: str | None, of_task: str
 ) -> None:
     """Of an array: that of all its tasks."""
     runs = tmp_path / "it's $(touch pwned) runs"
-    (runs / folder).mkdir(parents=True)
-    (runs / folder / "agent.pyz").write_text(AGENT)
-    spec = JobSpec(name="fit", command=("true",), array="0-3" if "SLURM_ARRAY_JOB_ID" in env else None)
-    planned = Plan(spec=spec, runs_dir=runs, code="code/a b")
-    run(planned.script, tmp_path, **env)
-    verb, *words = shown(runs / folder)["argv"]
+    planned = Plan(spec=JobSpec(name="fit", command=("true",), array=array), runs_dir=runs, code="code/a b")
+    planned.folder.mkdir(parents=True)
+    (planned.folder / "agent.pyz").write_text(AGENT)
+    run(planned.script, tmp_path)
+    verb, *words = shown(planned.folder)["argv"]
     asked = launch_options.parse("x", words)
-    assert (verb, asked.run_dir, asked.code) == ("job", f"{runs}/fit-%j", f"{runs}/fit-%A/code/a b")
+    assert (verb, asked.run_dir, asked.code) == ("job", f"{planned.folder}{of_task}", f"{planned.folder}/code/a b")
 
 
 @pytest.mark.parametrize("setup", [(), ("ulimit -c 0",)])

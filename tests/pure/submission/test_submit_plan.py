@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
+from cluster_ddp.agent import job_file
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecError
+from cluster_ddp.jobs import find_runs
 from cluster_ddp.slurm import commands
-from cluster_ddp.submission import submit_plan
+from cluster_ddp.submission import resume, run_dirs, submit_plan
 from cluster_ddp.submission.frozen import frozen_agent
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
@@ -46,33 +48,61 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_a_job_waits_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    fake_slurm.command("sbatch", 'echo 12; ls -A runs >"$0.seen"')
-    fake_slurm.command("scontrol", 'ls runs/fit-12 >"$0.seen"')
+NAMED = r"fit-\d{8}-\d{6}-[0-9a-f]{6}"
+
+
+def test_all_that_a_job_needs_is_there_before_it(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("sbatch", 'ls runs/* >"$0.seen"; echo 12')
     (job,) = submit()
     runs = in_a_folder / "runs"
     (call,) = fake_slurm.calls("sbatch")
-    assert re.fullmatch(r"--comment=cluster_ddp-[0-9a-f]{16}", call.pop(2))
-    assert call == ["--parsable", "--begin=now+1hour", f"--output={runs}/fit-%j/job.log"]
-    assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now"]]
-    assert (fake_slurm.folder / "scontrol.seen").read_text() == "agent.pyz\njob.sbatch\nspec.json\n"
-    assert (runs / "fit-12" / "job.sbatch").read_text() == fake_slurm.stdin("sbatch")
-    assert (runs / "fit-12" / "agent.pyz").read_bytes() == frozen_agent.content()
-    assert (job.id, job.run_dir, job.tasks) == ("12", runs / "fit-12", 4)
-    assert (runs / "latest").readlink() == Path("fit-12")
+    assert re.fullmatch(r"--comment=cluster_ddp-[0-9a-f]{16}", call.pop(1))
+    assert call == ["--parsable", f"--output={job.run_dir}/job.log"]
+    assert (fake_slurm.calls("scontrol"), fake_slurm.calls("scancel")) == ([], [])
+    assert (fake_slurm.folder / "sbatch.seen").read_text() == "agent.pyz\njob.sbatch\nspec.json\n"
+    assert re.fullmatch(NAMED, job.run_dir.name) and job.run_dir.parent == runs
+    assert (job.run_dir / "job.sbatch").read_text() == fake_slurm.stdin("sbatch")
+    assert (job.run_dir / "agent.pyz").read_bytes() == frozen_agent.content()
+    assert (job.id, job.tasks) == ("12", 4)
+    assert (runs / "fit-12").readlink() == (runs / "latest").readlink() == Path(job.run_dir.name)
     assert json.loads((runs / "fit-12" / "spec.json").read_text())["command"] == list(SPEC.command)
+    assert json.loads((runs / "fit-12" / "job.json").read_text())["job"] == "12"
 
 
 def test_a_start_time_of_the_users_own(fake_slurm: FakeSlurm) -> None:
     submit(JobSpec(name="fit", command=("t",), begin="now+2hours"))
-    assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now+2hours"]]
+    assert fake_slurm.calls("sbatch")[0][-1] == "--begin=now+2hours"
 
 
 def test_the_last_one_is_latest(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     submit()
     fake_slurm.command("sbatch", "echo 13")
-    submit()
-    assert Path("runs/latest").readlink() == Path("fit-13")
+    (job,) = submit()
+    assert Path("runs/latest").readlink() == Path("runs/fit-13").readlink() == Path(job.run_dir.name)
+
+
+def test_of_an_id_that_is_used_again_the_link_leads_to_the_last_job(fake_slurm: FakeSlurm) -> None:
+    (first,), (second,) = submit(), submit()
+    assert Path("runs/fit-12").resolve() == second.run_dir != first.run_dir
+    assert run_dirs.read(first.run_dir)["job"] == run_dirs.read(second.run_dir)["job"] == "12"
+
+
+def test_a_run_is_listed_once(fake_slurm: FakeSlurm) -> None:
+    (job,) = submit()
+    tasks = submit(JobSpec(name="fit", command=("t",), array="0-1"))
+    assert [one.run_dir for one in find_runs.in_folder(Path("runs").resolve())] == [
+        one.run_dir for one in (job, *tasks)
+    ]
+    (by_link,) = find_runs.find("runs/latest", Path("runs"))
+    assert by_link.run_dir.resolve() == tasks[0].run_dir
+
+
+def test_a_submission_that_is_under_way_is_no_run_yet(fake_slurm: FakeSlurm) -> None:
+    (job,) = submit()
+    (job.run_dir / "job.json").unlink()
+    assert find_runs.in_folder(Path("runs")) == []
+    with pytest.raises(RunDirError, match="another submission is under way, or was killed"):
+        resume.find(job.run_dir, Path("runs"))
 
 
 def test_a_folder_of_ones_own_called_latest_stays(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
@@ -88,22 +118,20 @@ def test_a_job_counts_more_than_its_link(fake_slurm: FakeSlurm, in_a_folder: Pat
     monkeypatch.setattr(Path, "symlink_to", refuse)
     (job,) = submit()
     assert job.id == "12"
-    assert files(in_a_folder / "runs") == [
-        "fit-12",
-        *(f"fit-12/{name}" for name in ("agent.pyz", "job.sbatch", "spec.json")),
-    ]
+    made = ("agent.pyz", "job.json", "job.sbatch", "spec.json")
+    assert files(in_a_folder / "runs") == [job.run_dir.name, *(f"{job.run_dir.name}/{name}" for name in made)]
 
 
 def test_a_command_is_run_by_the_script_itself(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    submit()
-    assert files(in_a_folder / "runs" / "fit-12") == ["agent.pyz", "job.sbatch", "spec.json"]
+    (job,) = submit()
+    assert files(job.run_dir) == ["agent.pyz", "job.json", "job.sbatch", "spec.json"]
     assert "submitit" not in fake_slurm.stdin("sbatch")
 
 
 def test_a_function_gets_a_pickle_for_submitits_runner(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    submit(JobSpec(name="fit"), function=os.getcwd)
-    assert files(in_a_folder / "runs" / "fit-12") == ["12_submitted.pkl", "agent.pyz", "job.sbatch", "spec.json"]
-    delayed = pickle.loads((in_a_folder / "runs/fit-12/12_submitted.pkl").read_bytes())
+    (job,) = submit(JobSpec(name="fit"), function=os.getcwd)
+    assert files(job.run_dir) == ["agent.pyz", "function.pkl", "job.json", "job.sbatch", "spec.json"]
+    delayed = pickle.loads((job.run_dir / "function.pkl").read_bytes())
     assert delayed.function.function() == str(in_a_folder)
     assert "submitit.core._submit" in fake_slurm.stdin("sbatch")
 
@@ -111,18 +139,23 @@ def test_a_function_gets_a_pickle_for_submitits_runner(fake_slurm: FakeSlurm, in
 def test_an_array_is_one_call_and_a_folder_for_each_task(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     grid = {"seed": ("5", "6"), "lr": ("0.1", "1.0")}
     jobs = submit(JobSpec(name="fit", command=("t", "--seed={seed}", "{lr}"), grid=grid))
-    assert len(fake_slurm.calls("sbatch")) == len(fake_slurm.calls("scontrol")) == 1
-    assert fake_slurm.calls("sbatch")[0][3].endswith("/fit-%A_%a/job.log")
+    assert (len(fake_slurm.calls("sbatch")), fake_slurm.calls("scontrol")) == (1, [])
+    whole = jobs[0].run_dir.with_name(jobs[0].run_dir.name.removesuffix("_0"))
+    assert fake_slurm.calls("sbatch")[0][2] == f"--output={whole}_%a/job.log"
     assert [job.id for job in jobs] == ["12_0", "12_1", "12_2", "12_3"]
+    assert [Path(f"runs/fit-{job.id}").resolve() for job in jobs] == [job.run_dir for job in jobs]
+    assert Path("runs/fit-12").resolve() == whole
+    assert [run_dirs.read(job.run_dir)["job"] for job in jobs] == [job.id for job in jobs]
+    assert not (jobs[0].run_dir / "job.json").exists(), "one for all, until they start"
     described = [json.loads((job.run_dir / "spec.json").read_text()) for job in jobs]
     assert [one["command"] for one in described] == [["t", f"--seed={s}", lr] for s in "56" for lr in ("0.1", "1.0")]
     assert described[2]["values"] == {"seed": "6", "lr": "0.1"}
-    assert [path.parent.name for path in in_a_folder.rglob("agent.pyz")] == ["fit-12"], "one for all"
+    assert [path.parent for path in in_a_folder.rglob("agent.pyz")] == [whole], "one for all"
 
 
 def test_in_an_array_a_function_gets_its_tasks_values(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     jobs = submit(JobSpec(name="fit", grid={"seed": ("5", "6"), "lr": ("0.1", "1.0")}), function=dict)
-    delayed = [pickle.loads((job.run_dir / f"{job.id}_submitted.pkl").read_bytes()) for job in jobs]
+    delayed = [pickle.loads((job.run_dir / "function.pkl").read_bytes()) for job in jobs]
     assert delayed[2].function.function() == {"seed": "6", "lr": "0.1"}
 
 
@@ -138,9 +171,8 @@ def test_a_federations_cluster_is_remembered(fake_slurm: FakeSlurm) -> None:
     (job,) = submit()
     job.cancel()
     assert job.cluster == "far"
-    update, show = fake_slurm.calls("scontrol")
-    assert update == ["--clusters=far", "update", "JobId=12", "StartTime=now"]
-    assert show == ["--clusters=far", "--oneliner", "show", "job", "12"]
+    assert run_dirs.read(job.run_dir)["cluster"] == "far"
+    assert fake_slurm.calls("scontrol") == [["--clusters=far", "--oneliner", "show", "job", "12"]]
     assert fake_slurm.calls("scancel") == [["--clusters=far", "12"]]
 
 
@@ -190,29 +222,42 @@ def test_an_answer_that_is_no_job_id_is_an_error(fake_slurm: FakeSlurm, in_a_fol
     assert files(in_a_folder) == []
 
 
-def test_what_can_not_be_released_is_cancelled(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    fake_slurm.command("scontrol", "echo no >&2; exit 1")
-    with pytest.raises(SlurmError, match="no"):
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which job it is can't be written."""
+
+    def refuse(*arguments: Any, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(job_file, "write", refuse)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_what_can_not_be_noted_is_cancelled_and_its_end_awaited(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("squeue", 'ls -d runs/fit-* >>"$0.seen"; [[ -e $0.again ]] || echo COMPLETING; touch "$0.again"')
+    with pytest.raises(RunDirError, match="No space left"):
         submit()
-    assert fake_slurm.calls("scancel") == [["12"]]
+    seen = fake_slurm.calls("squeue")
+    assert (fake_slurm.calls("scancel"), seen) == ([["12"]], [["--noheader", "--jobs=12"]] * 2)
+    assert len((fake_slurm.folder / "squeue.seen").read_text().split()) == 2, "its files are there until it has ended"
     assert files(in_a_folder) == []
 
 
-def test_what_can_not_be_taken_back_either_is_told(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    fake_slurm.command("scontrol", "echo no >&2; exit 1")
+@pytest.mark.usefixtures("full_disk")
+def test_what_can_not_be_taken_back_either_is_told_and_keeps_its_files(fake_slurm: FakeSlurm) -> None:
     fake_slurm.command("scancel", "echo neither >&2; exit 1")
     with pytest.raises(SlurmError, match=r"Cancelling job 12:\n  neither .*\n  Hint: scancel 12"):
         submit()
+    assert len(list(Path("runs").glob("fit-*/spec.json"))) == 1
 
 
 @pytest.mark.parametrize("name", ["INT", "HUP", "TERM"])
-@pytest.mark.parametrize("during", ["sbatch", "scontrol"])
 def test_a_signal_takes_the_job_back_and_then_ends_the_process(
-    fake_slurm: FakeSlurm, in_a_folder: Path, name: str, during: str
+    fake_slurm: FakeSlurm, in_a_folder: Path, name: str
 ) -> None:
     """During sbatch, Slurm has the job, but has not told its id yet. More signals do not disturb the taking back."""
-    answer = "echo 12" if during == "sbatch" else "true"
-    fake_slurm.command(during, f"kill -{name} $PPID; sleep 0.2; {answer}")
+    fake_slurm.command("sbatch", f"kill -{name} $PPID; sleep 0.2; echo 12")
+    fake_slurm.command("squeue", "true")
     fake_slurm.command("scancel", "kill -HUP $PPID; kill -TERM $PPID; sleep 0.2")
     code = "from cluster_ddp.submission import *; from cluster_ddp.submission import planning, submit_plan, spec\n"
     code += "submit_plan.submit(planning.Plan(spec=spec.JobSpec(name='fit', command=('t',))))"
@@ -285,7 +330,7 @@ def test_run_directories_are_for_their_owner_unless_shared(
         (job,) = submit(JobSpec(name="fit", command=("t",), share=share), run_dir=chosen)
     finally:
         os.umask(before)
-    assert job.run_dir.name == ("run" if chosen else "fit-12")
+    assert re.fullmatch("run" if chosen else NAMED, job.run_dir.name)
     paths = (job.run_dir, job.run_dir / "spec.json", job.run_dir / "agent.pyz")
     assert tuple(path.stat().st_mode & 0o777 for path in paths) == (*modes, modes[1])
     assert ("\n  --share \\\n" in fake_slurm.stdin("sbatch")) is share
@@ -305,18 +350,27 @@ def test_a_chosen_run_directory_is_a_new_one_and_for_one_job(fake_slurm: FakeSlu
 def test_a_run_dir_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     (in_a_folder / "runs" / "fit-12").mkdir(parents=True)
     (in_a_folder / "runs" / "fit-12" / "precious").write_text("x")
-    with pytest.raises(RunDirError, match="it exists already"):
-        submit()
-    assert fake_slurm.calls("scancel") == [["12"]]
-    assert files(in_a_folder) == ["runs", "runs/fit-12", "runs/fit-12/precious"]
+    (job,) = submit()
+    assert (job.run_dir / "spec.json").exists()
+    assert files(in_a_folder / "runs" / "fit-12") == ["precious"]
+    fake_slurm.command("sbatch", f"kill -TERM {os.getpid()}; sleep 0.2; echo 12")
+    fake_slurm.command("squeue", "true")
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            submit()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert files(in_a_folder / "runs" / "fit-12") == ["precious"], "what is taken back is not another job's"
 
 
-def test_half_an_array_is_taken_back(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    (in_a_folder / "runs" / "fit-12_1").mkdir(parents=True)
+def test_half_an_array_is_taken_back(fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_file, "new_name", lambda name: f"{name}-x")
+    (in_a_folder / "runs" / "fit-x_1").mkdir(parents=True)
     with pytest.raises(RunDirError, match="it exists already"):
         submit(JobSpec(name="fit", command=("t",), array="0-3"))
-    assert fake_slurm.calls("scancel") == [["12"]]
-    assert files(in_a_folder) == ["runs", "runs/fit-12_1"]
+    assert fake_slurm.calls("sbatch") == []
+    assert files(in_a_folder) == ["runs", "runs/fit-x_1"]
 
 
 def test_an_unwritable_folder_is_found_before_sbatch(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
@@ -340,7 +394,7 @@ def test_folders_that_slurm_would_misread_are_refused(fake_slurm: FakeSlurm, in_
 
 def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     text = str(Plan(spec=SPEC))
-    assert text.startswith("$ sbatch --parsable --begin=now+1hour '--output=")
+    assert text.startswith("$ sbatch --parsable '--output=")
     assert "#SBATCH --nodes=2" in text
     assert files(in_a_folder) == []
     assert fake_slurm.calls("sbatch") == []

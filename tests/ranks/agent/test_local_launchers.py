@@ -41,7 +41,7 @@ def started(launcher: str, name: str, with_little_memory: tuple[str, ...]) -> Jo
         subprocess.run([*with_little_memory, sys.executable, "-m", "cluster_ddp.submit", *words], check=True)
     else:
         assert cluster_ddp.submit.main(words) == 0
-    (run_dir,) = Path("runs").resolve().glob(f"{own}-*")
+    (run_dir,) = (path for path in Path("runs").resolve().glob(f"{own}-*") if path.is_symlink())
     pid = int(run_dir.name.rpartition("-")[2])
     job = Job(
         name=name,
@@ -92,9 +92,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, s
             said = io.StringIO()
             with contextlib.redirect_stdout(said):
                 assert status.main(["--json"]) == 0
-            ends = {Path(one["run_dir"]).name: one for one in json.loads(said.getvalue())}
+            ends = {Path(one["run_dir"]).resolve(): one for one in json.loads(said.getvalue())}
             for job in jobs:
-                job.end = ends[job.run_dir.name] | {"exit_status": status_of(job).exit_code}
+                job.end = ends[job.run_dir.resolve()] | {"exit_status": status_of(job).exit_code}
             yield {(job.launcher, job.name): job for job in jobs}
         finally:
             for job in jobs:  # what a killed job has left behind

@@ -107,7 +107,7 @@ class Pack:
         return None if ended is not None and ended.requeued else ended
 
     def _is_done(self, task: int) -> bool:
-        return self._final(task) is not None or packed_task.is_elsewhere(self._folder(task), self._name(task))
+        return self._final(task) is not None or packed_task.is_elsewhere(self._folder(task))
 
     def _may_start(self) -> bool:
         """Whether a task may start now: the job has as much time left as the task may take.

@@ -122,10 +122,10 @@ def stopped(ended: Outcome | None, turn: Turn) -> bool:
     return ended is not None and ended.requeued and ended.state == "STOPPED" and ended.time >= turn.time
 
 
-def is_elsewhere(folder: Path, label: str) -> bool:
+def is_elsewhere(folder: Path) -> bool:
     """Whether a task's run directory is gone, or has become another job's by `submit --resume`."""
     try:
-        return bool(json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES))["job"] != label)
+        return "array_task" not in json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES))
     except FileNotFoundError:
         return True
     except (OSError, ValueError, KeyError, TypeError):  # it can't be read now

@@ -79,7 +79,6 @@ def test_a_job_first_looks_whether_anything_is_left_to_do(
 def test_what_the_next_job_gets(fake_slurm: FakeSlurm, run: Path) -> None:
     fake_slurm.command("sbatch", "echo 15")
     fake_slurm.command("scontrol", "echo '   ReqNodeList=(null) ExcNodeList=n[3-4]'")
-    (run / "12_submitted.pkl").write_text("a function")
     assert begin(run, "12", "2") == (0, "15", "Job 14, the 3rd of the chain of job 12; after it: job 15.\n")
     options = ["--parsable", "--dependency=afterany:14", f"--output={run}/job.log"]
     options += ["--comment=cluster_ddp-0123456789abcdef", "--exclude=n[3-4]"]
@@ -87,7 +86,6 @@ def test_what_the_next_job_gets(fake_slurm: FakeSlurm, run: Path) -> None:
     env = fake_slurm.env("sbatch")
     assert env["MINE"] == "it's"
     assert not [name for name in env if name.startswith(("SLURM_", "SBATCH_", "RANK"))]
-    assert (run / "14_submitted.pkl").read_text() == "a function"
     assert chain_file.read(run) == chain_file.Chain(("14",), "15")
 
 

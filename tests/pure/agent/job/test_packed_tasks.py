@@ -81,10 +81,11 @@ def test_what_a_requeue_runs_again(
     assert (packed_task.final(tmp_path, "2_7") is not None) == is_final
     assert packed_task.stopped(packed_task.noted(tmp_path, "2_7"), turn) == is_stopped
     assert packed_task.final(tmp_path, "2_8") is None, "another's"
-    assert packed_task.is_elsewhere(tmp_path, "2_7"), "no spec.json"
-    (tmp_path / "spec.json").write_text('{"job": "2_7"}')
-    assert not packed_task.is_elsewhere(tmp_path, "2_7")
-    assert packed_task.is_elsewhere(tmp_path, "2_8"), "resumed as another job"
+    assert packed_task.is_elsewhere(tmp_path), "no spec.json"
+    (tmp_path / "spec.json").write_text('{"array_task": 7}')
+    assert not packed_task.is_elsewhere(tmp_path)
+    (tmp_path / "spec.json").write_text("{}")
+    assert packed_task.is_elsewhere(tmp_path), "resumed as another job"
 
 
 def test_a_limit_counts_from_the_first_rank_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import cluster_ddp
 import cluster_ddp.submit as door
 from cluster_ddp import JobSpec
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission import resume
+from cluster_ddp.submission import resume, run_dirs
 from cluster_ddp.submission.cli import options
 from cluster_ddp.train_options import TrainConfig
 
@@ -47,13 +47,14 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 def test_the_reference_job_and_its_options(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
     argv = ("--nodes", "2", "--gpus-per-node", "2", "--no-check", "--epochs", "3", "--lr", "0.5", "--no-cuda")
     status, out, _ = run(capsys, *argv)
-    announced = "Submitted job 12 (mnist): 2 nodes x 2 GPUs. Run directory: runs/mnist-12\n"
+    run_dir = (folder / "runs/mnist-12").readlink()
+    announced = f"Submitted job 12 (mnist): 2 nodes x 2 GPUs. Run directory: runs/{run_dir}\n"
     steps = "To follow it: cluster-ddp logs -f runs/mnist-12\nTo end it: cluster-ddp cancel runs/mnist-12\n"
     assert (status, out) == (0, announced + steps)
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
     assert (record["command"], record["reference_options"]) == ([], ["--epochs", "3", "--lr", "0.5", "--no-cuda"])
     assert "# Each task runs: cluster_ddp.mnist.train(--epochs 3 --lr 0.5 --no-cuda)\n" in fake_slurm.stdin("sbatch")
-    train = pickle.loads((folder / "runs/mnist-12/12_submitted.pkl").read_bytes()).function.function
+    train = pickle.loads((folder / "runs/mnist-12/function.pkl").read_bytes()).function.function
     assert train.func.config({}) == TrainConfig(epochs=3, lr=0.5, cuda=False)
 
 
@@ -87,12 +88,16 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
     more = ("--runs-dir", "../runs", "--no-check", "--mem", "16G", "--epochs", "5")
     status, out, err = run(capsys, "--resume", "12", *more)
     assert status == 0, err
-    assert out.startswith("Submitted job 13 (mnist): 2 nodes x 1 GPU. Run directory: ../runs/mnist-12\nTo follow it: ")
-    assert "cancel ../runs/mnist-12\n" in out
+    run_dir = (folder / "runs/mnist-12").readlink()
+    assert (folder / "runs/mnist-13").readlink() == run_dir, "the run of both"
+    announced = f"Submitted job 13 (mnist): 2 nodes x 1 GPU. Run directory: ../runs/{run_dir}\nTo follow it: "
+    assert out.startswith(announced)
+    assert "cancel ../runs/mnist-13\n" in out
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
     assert record["reference_options"] == ["--epochs", "3", "--no-cuda", "--epochs", "5"]
-    assert (record["job"], record["spec"]["mem"], record["folder"]) == ("13", "16G", str(folder))
-    assert {"spec.json", "job.sbatch", "agent.pyz", "12_submitted.pkl"} == {
+    assert (record["spec"]["mem"], record["folder"]) == ("16G", str(folder))
+    assert run_dirs.read(folder / "runs/mnist-13")["job"] == "13"
+    assert {"spec.json", "job.json", "job.sbatch", "agent.pyz", "function.pkl"} == {
         path.name for path in (folder / "runs/mnist-12/job-12").iterdir()
     }
     run(capsys, "--no-check", "--name", "own", "--", "python", "my_train.py")
@@ -200,7 +205,8 @@ def test_nothing_is_resumed_in_a_folder_of_somebody_else(capsys, fake_slurm: Fak
 def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
     status, out, _ = run(capsys, "--no-check", "--", "python", "my_train.py", "--", "--nodes", "9")
     assert status == 0
-    assert out.startswith("Submitted job 12 (my_train): 1 node x 1 GPU. Run directory: runs/my_train-12\n")
+    run_dir = (folder / "runs/my_train-12").readlink()
+    assert out.startswith(f"Submitted job 12 (my_train): 1 node x 1 GPU. Run directory: runs/{run_dir}\n")
     assert json.loads((folder / "runs/my_train-12/spec.json").read_text())["command"][2:] == ["--", "--nodes", "9"]
 
 
@@ -209,9 +215,8 @@ def test_a_grid_over_the_reference_job(capsys, folder: Path) -> None:
         capsys, "--no-check", "--array", "seed=1..3", "lr=0.1,1.0%2", "--seed", "{seed}", "--lr", "{lr}"
     )
     assert status == 0, err
-    assert out.startswith(
-        "Submitted array 12 (mnist): 6 tasks, each 1 node x 1 GPU. Run directories: runs/mnist-12_0 … "
-    )
+    first = (folder / "runs/mnist-12_0").readlink()
+    assert out.startswith(f"Submitted array 12 (mnist): 6 tasks, each 1 node x 1 GPU. Run directories: runs/{first} … ")
 
 
 def test_a_dry_run_submits_nothing(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
@@ -474,7 +479,7 @@ def test_the_package_is_callable_where_the_door_is_open(fake_slurm: FakeSlurm, f
     """`import cluster_ddp.submit` puts the module where the function is; both can be called."""
     assert cluster_ddp.submit is door
     job = cluster_ddp.submit(JobSpec(name="fit"), ["true"], check=False)
-    assert job.run_dir == folder / "runs" / "fit-12"
+    assert job.run_dir == (folder / "runs" / "fit-12").resolve()
     with pytest.raises(SpecError, match=r"submit_array\(spec"):
         cluster_ddp.submit(JobSpec(name="fit", array="0-1"), ["true"], check=False)
     with pytest.raises(SpecError, match="neither grid nor array"):

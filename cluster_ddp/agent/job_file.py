@@ -1,0 +1,126 @@
+"""job.json: which job has a run directory, which is made and named before there is a job; and the link runs/NAME-ID.
+
+The submission writes both as soon as Slurm has told the id. If it was killed before, the job's agent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster_ddp.agent.rank_notes import read_regular
+from cluster_ddp.files import atomic_write
+from cluster_ddp.protocol import File
+
+_NAMED = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}(_\d+)?")
+_BYTES, _SPEC_BYTES = 4096, 8 << 20
+
+
+class JobFile(NamedTuple):
+    """The content of job.json."""
+
+    job: str
+    """The job's id as squeue shows it: 12, or 12_3 for an array task."""
+    cluster: str | None = None
+    """Name of its cluster, if sbatch gave one."""
+    time: float = 0.0
+    """UNIX time by which it had been submitted."""
+    host: str = ""
+    """On a machine without Slurm: that machine's name."""
+    process: str = ""
+    """On a machine without Slurm: when its process was started; see `processes.started`."""
+
+
+def new_name(name: str) -> str:
+    """Return the name of a new run directory for a job of this name. A task of an array has it with _NUMBER."""
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
+
+
+def write(folder: Path, job: JobFile, *, shared: bool) -> None:
+    """Write job.json.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    with atomic_write(folder / File.JOB, shared=shared) as file:
+        file.write(json.dumps(job._asdict()).encode() + b"\n")
+
+
+def whole_array(folder: Path, array_task: object) -> Path:
+    """Return the directory of a whole array, by that of one of its tasks."""
+    return folder.with_name(folder.name.removesuffix(f"_{array_task}"))
+
+
+def read(folder: Path, array_task: object = None) -> JobFile | None:
+    """Return which job has a run directory; None if that is not known (yet).
+
+    Args:
+        folder: the run directory.
+        array_task: the number of the array's task that has it; None if a job has it. Before the start of a task, the
+            whole array's job.json tells.
+
+    Raises:
+        OSError: job.json can't be read, or is not a regular file.
+        ValueError: it is damaged.
+    """
+    try:
+        record = json.loads(read_regular(folder / File.JOB, _BYTES))
+        return JobFile(**{name: record[name] for name in JobFile._fields if name in record})
+    except FileNotFoundError:
+        whole = None if array_task is None else read(whole_array(folder, array_task))
+        return whole and whole._replace(job=f"{whole.job}_{array_task}")
+    except TypeError as error:
+        raise ValueError(f"{File.JOB} is damaged: {error}") from error
+
+
+def link_of(folder: Path, job: str) -> Path | None:
+    """Return where the link NAME-ID to a run directory is; None if no submission has named that."""
+    named = _NAMED.fullmatch(folder.name)
+    return folder.with_name(f"{named[1]}-{job}") if named else None
+
+
+def link(folder: Path, job: str) -> Path | None:
+    """Let NAME-ID lead to a run directory. Returns that link; None if there is none."""
+    path = link_of(folder, job)
+    return path if path is not None and point(path, folder) else None
+
+
+def point(link: Path, target: Path) -> bool:
+    """Let a link point at its neighbour `target`; an older link is replaced. Returns whether it does.
+
+    A file or a folder with its name stays; it may not be to be written, either. That is no reason to fail.
+    """
+    temporary = link.with_name(f".{link.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(target.name)
+            return True
+        if not link.is_symlink() or link.readlink().name == target.name:
+            return link.is_symlink()
+        temporary.symlink_to(target.name)
+        temporary.replace(link)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        return False
+    return True
+
+
+def complete(folder: Path, job: str, *, shared: bool) -> None:
+    """Write job.json and the link, at the start of a job whose submission was killed before it could.
+
+    Of an array's task, a submission leaves job.json to it: thousands of files would take long.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        spec = json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES))
+        if "job" in spec or os.path.lexists(folder / File.JOB):  # an earlier release wrote it into spec.json
+            return
+        if (task := spec.get("array_task")) is not None:
+            complete(whole_array(folder, task), job.partition("_")[0], shared=shared)
+        write(folder, read(folder, task) or JobFile(job, time=time.time()), shared=shared)
+        link(folder, job)
