@@ -40,7 +40,7 @@ def submit(
             Default: the spec's command.
         local: run the job on this machine. Without sbatch on the PATH, it runs on this machine anyway.
         runs_dir: folder of the run directories.
-        run_dir: the new run directory. Default: <name>-<job id> in `runs_dir`.
+        run_dir: the new run directory. Default: one in `runs_dir`, to which the link <name>-<job id> leads.
         resume: a job that has ended (12, or 12_3 for an array task), or its run directory. The new job runs there.
         snapshot: run a copy of the code as it is now.
         check: check first whether the job can run, here and on the cluster. Doubts become Python warnings.

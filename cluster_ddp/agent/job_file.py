@@ -111,7 +111,7 @@ def point(link: Path, target: Path) -> bool:
     return True
 
 
-def complete(folder: Path, job: str, *, shared: bool) -> None:
+def complete(folder: Path, job: JobFile, *, shared: bool) -> None:
     """Write job.json and the link, at the start of a job whose submission was killed before it could.
 
     Of an array's task, a submission leaves job.json to it: thousands of files would take long.
@@ -121,6 +121,6 @@ def complete(folder: Path, job: str, *, shared: bool) -> None:
         if "job" in spec or os.path.lexists(folder / File.JOB):  # an earlier release wrote it into spec.json
             return
         if (task := spec.get("array_task")) is not None:
-            complete(whole_array(folder, task), job.partition("_")[0], shared=shared)
-        write(folder, read(folder, task) or JobFile(job, time=time.time()), shared=shared)
-        link(folder, job)
+            complete(whole_array(folder, task), job._replace(job=job.job.partition("_")[0]), shared=shared)
+        write(folder, read(folder, task) or job, shared=shared)
+        link(folder, job.job)

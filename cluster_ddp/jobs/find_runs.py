@@ -17,7 +17,7 @@ from cluster_ddp.submission.job import Job
 
 
 def in_folder(runs_dir: Path) -> list[RunRecord]:
-    """Return the runs of a folder, in the order of submission. Whole arrays are passed over."""
+    """Return the runs of a folder, in the order of submission; no whole arrays, and none that has no job yet."""
     found, folders = [], list[Path]()
     with suppress(OSError):
         folders = [runs_dir / one.name for one in os.scandir(runs_dir) if one.is_dir(follow_symlinks=False)]
@@ -31,7 +31,7 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
             found.append(
                 RunRecord(run_dir=path, name=path.name, began_s=run_record.changed_s(path), problem=error.found)
             )
-    runs = [one for one in found if not one.is_whole_array and not one.is_under_way]
+    runs = [one for one in found if not one.is_whole_array and (one.job or one.problem or not one.is_submitted)]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
 
 

@@ -66,11 +66,6 @@ class RunRecord:
         return (self.run_dir / File.SPEC).exists()
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether its submission has not yet said which job it is, or was killed before."""
-        return not (self.job or self.problem) and self.is_submitted
-
-    @property
     def scheduler(self) -> Slurm | ThisMachine:
         """What knows its job."""
         return ThisMachine() if self.runs_on == "this machine" else Slurm()

@@ -1,4 +1,4 @@
-"""From a job as data (`spec`) to a plan with its script (`planning`) to a job (`submit_plan`), on Slurm or here.
+"""From a job as data (`spec`) to a script (`planning`) to a job (`submit_plan`), on Slurm or this machine.
 
 No torch. jinja2, submitit and other slow imports are imported on use.
 
@@ -6,7 +6,7 @@ spec           JobSpec: a job as data
 spec_rules     what its fields say of each other
 validation     what the fields of a JobSpec may hold, and the error of one that holds something else
 grids          the values of an array's tasks
-planning       from a JobSpec to a plan: scheduler, run directory, script
+planning       from a JobSpec to a plan: scheduler, name of the run directory, script
 render         the script, from templates
 submit_plan    from a plan to a submitted job, or nothing
 job            a submitted job: state, result, logs

@@ -93,8 +93,8 @@ def create(path: Path, *, shared: bool) -> None:
         raise _error(path, error.strerror or str(error)) from error
 
 
-def fill(path: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
-    """Write a job's files into its run directory, by name; if `shared`, its group may read them.
+def fill(path: Path, files: Mapping[str, bytes], made: list[Path], *, shared: bool) -> None:
+    """Write a job's files, by name, into its run directory; if `shared`, its group may read them. Adds them to `made`.
 
     They are not fsynced: an array has thousands, and nodes see what was written and closed before.
 
@@ -104,6 +104,7 @@ def fill(path: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
     with _writing(path):
         for name, content in files.items():
             with open(open_own(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, shared=shared), "wb") as file:
+                made.append(path / name)
                 file.write(content)
 
 
@@ -169,18 +170,19 @@ def is_on_slurm(path: Path, label: str) -> bool:
 
 
 def remove(paths: Sequence[Path], made: Path | None) -> None:
-    """Remove run directories and links to them; and the folders from `made` down (see `prepare`), if empty."""
-    links = {path for path in paths if path.is_symlink()}
-    names = {path.name for path in {*paths} - links}
-    for beside in paths[0].parent.iterdir() if paths else ():  # jobs make links, too
-        if beside.is_symlink() and (beside in links or beside.readlink().name in names):
+    """Remove files, and run directories with the links to them; and empty folders from `made` down (see `prepare`)."""
+    folders = {path for path in paths if path.is_dir() and not path.is_symlink()}
+    for path in {*paths} - folders:
+        path.unlink(missing_ok=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    for beside in next(iter(folders)).parent.iterdir() if folders else ():  # jobs make links, too
+        if beside.is_symlink() and beside.with_name(beside.readlink().name) in folders:
             beside.unlink(missing_ok=True)
-    for path in paths:
-        shutil.rmtree(path, ignore_errors=True)
     if made is not None:
-        for folder, _, _ in sorted(os.walk(made), reverse=True):
+        for left, _, _ in sorted(os.walk(made), reverse=True):
             try:
-                Path(folder).rmdir()
+                Path(left).rmdir()
             except OSError:
                 break
 

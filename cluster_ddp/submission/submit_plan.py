@@ -83,7 +83,7 @@ class _Submission:
                 with self._late():
                     run_dirs.create(folder, shared=shared)
                     self._made.append(folder)
-            run_dirs.fill(folder, files, shared=shared)
+            run_dirs.fill(folder, files, self._made, shared=shared)
         if plan.take_snapshot:
             code_snapshot.take(Path.cwd(), plan.folder)
         with self._late():  # without the job's id, it could not be cancelled
@@ -93,6 +93,7 @@ class _Submission:
     def _name(self, job: JobFile) -> list[Job]:
         """Write which job it is, and let runs/NAME-ID lead to each run directory."""
         plan = self._plan
+        self._made.append(plan.folder / File.JOB)
         run_dirs.note_job(plan.folder, job, shared=plan.spec.share)
         tasks = [] if plan.spec.array is None else [f"_{task}" for task in numbers(plan.spec.array)]
         folders = {f"{job.job}{task}": Path(f"{plan.folder}{task}") for task in ["", *tasks]}

@@ -6,14 +6,17 @@ import errno
 import os
 import re
 import shlex
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp import ownership
+from cluster_ddp import ownership, processes
 from cluster_ddp.agent import job_file, python_command
 from cluster_ddp.agent.job import chain, job_log, shell_env
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
+from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError, counted
@@ -56,7 +59,8 @@ def run(job: Job | LocalJob) -> int:
             _refuse_backslash(job.folder)
             _warn_of_array(asked.run_dir or "", job.env)
         make_run_dir(job.folder, shared=asked.share)
-        job_file.complete(job.folder, job.label, shared=asked.share)
+        here = () if isinstance(job, Job) else (socket.gethostname(), processes.started(os.getpid()))
+        job_file.complete(job.folder, JobFile(job.label, None, time.time(), *here), shared=asked.share)
         if asked.function:  # submitit's runner looks for a pickle with the job's id
             job_file.point(job.folder / f"{job.job}_submitted.pkl", job.folder / File.FUNCTION)
     if asked.code is not None:

@@ -69,7 +69,7 @@ def _add_submission(how: Any) -> None:
     add_on(how)
     how.add_argument("--runs-dir", metavar="PATH", help="folder for run directories (default: runs)")
     where = how.add_mutually_exclusive_group()
-    where.add_argument("--run-dir", metavar="PATH", help="new run directory (default: RUNS_DIR/NAME-JOB_ID)")
+    where.add_argument("--run-dir", metavar="PATH", help="new run directory (default: one in RUNS_DIR)")
     resume = "resume an ended job in its run directory; other options override its settings"
     where.add_argument("--resume", metavar="JOB|RUN_DIR", help=resume)
     how.add_argument("--profile", metavar="NAME", help="use the profile [NAME] of cluster.toml")

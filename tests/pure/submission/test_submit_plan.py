@@ -364,6 +364,17 @@ def test_a_run_dir_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_f
     assert files(in_a_folder / "runs" / "fit-12") == ["precious"], "what is taken back is not another job's"
 
 
+def test_a_refusal_leaves_nothing_in_a_folder_that_no_submission_has_made(
+    fake_slurm: FakeSlurm, in_a_folder: Path
+) -> None:
+    (in_a_folder / "mine").mkdir()
+    (in_a_folder / "mine" / "task-0.log").write_text("of launch")
+    fake_slurm.command("sbatch", "exit 1")
+    with pytest.raises(SlurmError):
+        submit(earlier=resume.find("mine", Path("runs")))
+    assert files(in_a_folder) == ["mine", "mine/task-0.log"]
+
+
 def test_half_an_array_is_taken_back(fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_file, "new_name", lambda name: f"{name}-x")
     (in_a_folder / "runs" / "fit-x_1").mkdir(parents=True)

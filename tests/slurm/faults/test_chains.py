@@ -78,7 +78,7 @@ def test_what_ends_a_chain(place: Place, cli) -> None:
         options = ("--no-check", *ONE_BASH, "--chain", "--max-requeues", "1" if name == "most" else "20")
         done = place.submit(*options, "--name", name, "--", "bash", "-c", FIRST + then, env=OF_THE_SHELL)
         assert done.returncode == 0, done.stderr
-        runs[name] = Run(place, place.folder / done.stdout.split("Run directory: ")[1].split()[0])
+        runs[name] = Run(place, place.named_by(done.stdout))
     for name, run in runs.items():
         run.wait_for(lambda run=run: [one for one in chain_file.records(run.path) if "trains" in one][1:])
         second = chain_file.read(run.path).jobs[1]
@@ -137,7 +137,7 @@ def test_a_chain_where_nodes_may_not_submit(place: Place, cli, tmp_path: Path) -
     (tmp_path / "sbatch").write_text(NO_SBATCH % shutil.which("sbatch", path=path))
     (tmp_path / "sbatch").chmod(0o755)
     done = place.submit("--no-check", *options, env={"PATH": f"{tmp_path}:{path}"})
-    run = Run(place, place.folder / done.stdout.split("Run directory: ")[1].split()[0])
+    run = Run(place, place.named_by(done.stdout))
     assert "error: Submitting the next job of the chain on node" in run.completed(restarts=0)
     (shown,) = json.loads(cli("status", "--json", str(run.path)))
     assert shown["end_of_chain"].endswith("Access/permission denied")
