@@ -17,9 +17,9 @@ from cluster_ddp.protocol import File
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.slurm.variables import job_label
 from cluster_ddp.submission import run_dirs
+from cluster_ddp.submission.backends import task_status
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.packed import task_status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

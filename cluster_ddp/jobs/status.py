@@ -16,9 +16,8 @@ from cluster_ddp.protocol import RESTART, File, Then
 from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
-from cluster_ddp.submission.backends import identity
+from cluster_ddp.submission.backends import identity, task_status
 from cluster_ddp.submission.backends.slurm import Slurm, due_job
-from cluster_ddp.submission.packed import task_status
 
 # By cluster and job id: the job, or its array tasks by name.
 _Known = dict[tuple[str | None, str], dict[str, JobStatus]]

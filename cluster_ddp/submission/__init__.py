@@ -7,6 +7,7 @@ spec_rules     what its fields say of each other
 validation     what the fields of a JobSpec may hold, and the error of one that holds something else
 grids          the values of an array's tasks
 planning       from a JobSpec to a plan: scheduler, name of the run directory, script
+allocation     what Slurm is asked for an array whose tasks share jobs (`--pack`)
 render         the script, from templates
 submit_plan    from a plan to a submitted job, or nothing
 job            a submitted job: state, result, logs
@@ -14,7 +15,6 @@ resume         a new job in the run directory of an earlier one
 run_dirs       run directories: made, filled and read
 frozen         copies that a job starts with: the agent, the code, the environment
 checks         what is checked before
-packed         arrays whose tasks share jobs
 backends       what runs a job: Slurm, or this machine
 cli            the command line
 """

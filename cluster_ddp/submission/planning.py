@@ -15,12 +15,11 @@ from cluster_ddp.agent import job_file, python_command
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.protocol import File
-from cluster_ddp.submission import grids
+from cluster_ddp.submission import allocation, grids
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.frozen import code_snapshot, venv_archive
-from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.render import agent_options, render, render_local
 from cluster_ddp.submission.resume import Earlier
 from cluster_ddp.submission.spec import JobSpec, derived

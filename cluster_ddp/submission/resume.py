@@ -19,9 +19,9 @@ from cluster_ddp.files import make_dir
 from cluster_ddp.ownership import refuse_others
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.submission import run_dirs
+from cluster_ddp.submission.backends import task_status
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.packed import task_status
 from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
 
 _TRAININGS_OWN = ("auto", "never")

@@ -18,11 +18,10 @@ from cluster_ddp.agent import job_file
 from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in, numbers
 from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.protocol import LATEST, File
-from cluster_ddp.submission import resume, run_dirs
+from cluster_ddp.submission import allocation, resume, run_dirs
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.frozen import code_snapshot, frozen_agent, venv_archive
 from cluster_ddp.submission.job import Job
-from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import derived
 

@@ -19,8 +19,7 @@ from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import identity
-from cluster_ddp.submission.packed import task_status
+from cluster_ddp.submission.backends import identity, task_status
 
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts it as --comment
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cluster_ddp.errors import SlurmError, SpecError, counted
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import commands, partitions
-from cluster_ddp.submission import grids
+from cluster_ddp.submission import allocation, grids
 from cluster_ddp.submission.backends.slurm import Slurm, ignored_options
 from cluster_ddp.submission.checks import (
     command_mistakes,
@@ -25,7 +25,6 @@ from cluster_ddp.submission.checks import (
     training_script,
 )
 from cluster_ddp.submission.checks.job_warnings import Advice
-from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 

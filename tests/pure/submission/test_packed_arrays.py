@@ -16,8 +16,9 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.slurm.partitions import NodeGroup
+from cluster_ddp.submission import allocation
+from cluster_ddp.submission.backends import task_status
 from cluster_ddp.submission.checks import preflight
-from cluster_ddp.submission.packed import allocation, task_status
 from cluster_ddp.submission.spec import JobSpec
 
 PACKED: dict[str, Any] = {"name": "fit", "command": ("x",), "array": "0-99", "pack": 4, "jobs": 5}

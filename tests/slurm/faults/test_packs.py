@@ -16,7 +16,7 @@ from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.packed import task_status
+from cluster_ddp.submission.backends import task_status
 
 pytestmark = pytest.mark.every_slurm
 
