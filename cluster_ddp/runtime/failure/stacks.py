@@ -32,8 +32,7 @@ from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 ANSWERED = "No step was completed."
 """Begins what a rank writes itself before its stacks."""
 _HEAD_BYTES = 2048
-# How long workers may take to write their stacks.
-_WORKERS_S = 0.3
+_WORKERS_S = 0.3  # how long workers may take to write their stacks
 _SIGNAL = signal.SIGRTMAX - 3  # real-time signals have no other meaning; the last few are seldom used
 _PACKAGE = str(Path(__file__).parents[2]) + "/"
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -44,6 +43,7 @@ _IN_CPP = {
     "_sync_params_and_buffers": "broadcast",
     "_verify_param_shape_across_processes": "all_gather",
 }
+_ALL_REDUCING = ("runtime/checkpoint/stop_agreement.py", "runtime/data/next_batch.py")  # in their functions `collect`
 _THREAD = re.compile(r"^(Current thread|Thread|Stack) ")
 
 
@@ -139,9 +139,7 @@ def _collective(inner: Iterable[Frame]) -> str:
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
             if not frame.function.startswith("_") and frame.function != "wrapper":
                 return re.sub("^(all_gather|reduce_scatter)_(single|into_tensor|tensor)$", r"\1", frame.function)
-        elif frame.function == "collect" and frame.file.endswith(
-            ("runtime/checkpoint/stop_agreement.py", "runtime/data/next_batch.py")
-        ):
+        elif frame.function == "collect" and frame.file.endswith(_ALL_REDUCING):
             return "all_reduce"
         elif frame.file.endswith("runtime/device/interruptible_wait.py"):
             return "a collective on the GPU"
