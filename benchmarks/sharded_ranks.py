@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.model.tensors import local_part
+from cluster_ddp.runtime.model.dtensor_pieces import local_part
 
 LAYERS, TOKENS, VOCABULARY = 17, 64, 8_000
 

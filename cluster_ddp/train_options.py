@@ -12,7 +12,7 @@ from typing import Literal
 
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.mnist.idx_files import FOLDER
-from cluster_ddp.runtime.checkpoint.interval import Interval
+from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.stop_signals import number_of
 
 DATASETS = ("mnist", "fashion", "digits")

@@ -25,7 +25,7 @@ from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.task import supervisor
 from cluster_ddp.errors import DataError
 from cluster_ddp.mnist import idx_files
-from cluster_ddp.sandbox import cluster, slurm_releases
+from cluster_ddp.sandbox import cluster, slurm_download
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     words = "what the tests of faults/ and test_jobs.py start their jobs with"
     parser.addoption("--launcher", choices=("srun", "fork"), default="srun", help=words)
     words = "the Slurm of the tests' sandbox: a Debian release's (default: the system's)"
-    parser.addoption("--slurm-version", choices=sorted(slurm_releases.SUITES), help=words)
+    parser.addoption("--slurm-version", choices=sorted(slurm_download.SUITES), help=words)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = f"its first word is {verb!r}, not one of {', '.join(_VERBS)}."
             raise SpecError("Starting the agent of a job:", found, f"{PROGRAM} --help")
         if verb == "unpack":
-            from cluster_ddp.agent.task import staging
+            from cluster_ddp.agent.task import staged_env
 
-            return 0 if staging.unpack(Path(words[0]), os.environ[Env.COPY], words[1], os.environ) else 1
+            return 0 if staged_env.unpack(Path(words[0]), os.environ[Env.COPY], words[1], os.environ) else 1
         if verb == "link":
             from cluster_ddp.agent.job import chain
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.argument_parser import Parser, add_fields
+from cluster_ddp.doctor.step.leader_follower import Follower, Leader
 from cluster_ddp.doctor.step.rank import Identity, Options
 from cluster_ddp.doctor.step.report_folder import LEADS
-from cluster_ddp.doctor.step.tiers import Follower, Leader
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.rendezvous import host_setup

@@ -17,7 +17,7 @@ from cluster_ddp.protocol import File
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.slurm.variables import job_label
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import task_status
+from cluster_ddp.submission.backends import packed_status
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 
@@ -159,6 +159,6 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         ranks=ranks,
         tasks=max(least, most) if spec.get("launcher") == "torchrun" else ranks,
         chain=chain_file.read(path),
-        packed=task_status.holder(record),
+        packed=packed_status.holder(record),
         is_whole_array=spec.get("array") is not None and "_" not in record["job"],
     )

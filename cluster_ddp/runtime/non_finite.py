@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from cluster_ddp.errors import NonFiniteError
-from cluster_ddp.runtime.model.tensors import is_sharded, local_part
+from cluster_ddp.runtime.model.dtensor_pieces import is_sharded, local_part
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.variables import node_name
 

@@ -11,7 +11,7 @@ network         bridge, namespaces, links
 daemons         starts slurmctld and the others, and waits until they are of use
 accounting      up --accounting: a database, accounts and limits
 prerequisites   what must be installed, and installing it
-slurm_releases  other releases of Slurm, unpacked beside the system's
+slurm_download  other releases of Slurm, unpacked beside the system's
 
 It imports nothing of the package but `slurm`, `errors`, `protocol` and `argument_parser`.
 """

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SandboxError, exit_on_error
-from cluster_ddp.sandbox import accounting, cluster, prerequisites, slurm_releases
+from cluster_ddp.sandbox import accounting, cluster, prerequisites, slurm_download
 from cluster_ddp.slurm import commands
 
 PROGRAM = "cluster-ddp sandbox"
@@ -44,7 +44,7 @@ def parser() -> Parser:
     which.add_argument("--slurm", type=Path, metavar="PREFIX", help="prefix of another Slurm (default: the PATH's)")
     which.add_argument(
         "--slurm-version",
-        choices=sorted(slurm_releases.SUITES),
+        choices=sorted(slurm_download.SUITES),
         help="a Slurm from Debian's packages, unpacked into ~/.cache/cluster_ddp (a download of 30 MB)",
     )
     verbs.add_parser("down", parents=[common], help="stop it, and remove every trace of it")
@@ -63,7 +63,7 @@ def up(arguments: argparse.Namespace) -> int:
         prerequisites.install()
         if arguments.accounting:
             prerequisites.install(accounting.PROGRAMS, accounting.PACKAGES)
-    slurm = slurm_releases.fetch(arguments.slurm_version) if arguments.slurm_version else arguments.slurm
+    slurm = slurm_download.fetch(arguments.slurm_version) if arguments.slurm_version else arguments.slurm
     layout = cluster.up(
         arguments.name,
         nodes=arguments.nodes,

@@ -15,7 +15,7 @@ from cluster_ddp.agent import job_file, python_command
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.protocol import File
-from cluster_ddp.submission import allocation, grids
+from cluster_ddp.submission import grids, packed_jobs
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
@@ -142,7 +142,7 @@ class Plan:
             venv=spec.venv if self.venv_archive else None,
             stage_env=str(self.venv_archive) if self.venv_archive else None,
         )
-        spec, asked = allocation.of(spec), _packed(spec, asked)
+        spec, asked = packed_jobs.of(spec), _packed(spec, asked)
         return render(spec, asked, source=source, agent=shlex.quote(f"{self.folder}/{File.AGENT}"))
 
 

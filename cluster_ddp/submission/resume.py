@@ -19,7 +19,7 @@ from cluster_ddp.files import make_dir
 from cluster_ddp.ownership import refuse_others
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import task_status
+from cluster_ddp.submission.backends import packed_status
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
@@ -111,7 +111,7 @@ class Earlier:
         if not status.ended:
             end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
             in_chain = self.spec is not None and self.spec.chain
-            if on_slurm and (in_chain or task_status.place(self.run_dir, self.job)[1]):
+            if on_slurm and (in_chain or packed_status.place(self.run_dir, self.job)[1]):
                 end_it = f"cluster-ddp cancel {shlex.quote(str(self.run_dir))}"
             found = f"job {self.job} is {status.state} in it, and a run directory is for one job at a time."
             raise SpecError(f"Resuming {self.run_dir}:", found, f"wait until it has ended, or end it: {end_it}")

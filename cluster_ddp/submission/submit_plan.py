@@ -18,7 +18,7 @@ from cluster_ddp.agent import job_file
 from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in, numbers
 from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.protocol import LATEST, File
-from cluster_ddp.submission import allocation, resume, run_dirs
+from cluster_ddp.submission import packed_jobs, resume, run_dirs
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.frozen import code_snapshot, frozen_agent, venv_archive
 from cluster_ddp.submission.job import Job
@@ -117,7 +117,7 @@ def _contents(plan: Plan, comment: str) -> Iterator[tuple[Path, dict[str, bytes]
     script = {plan.scheduler.script_name: plan.script.encode(), File.AGENT: frozen_agent.content()}
     yield plan.folder, {**_files(plan, described, comment), **script}
     described |= {"array": None, "grid": {}, "pack": None, "jobs": None}  # a task resumes as a single job
-    holders = allocation.holders(plan.spec)
+    holders = packed_jobs.holders(plan.spec)
     for task in [] if array is None else numbers(array):
         packed = {"packed": holders[task]} if holders else {}
         yield Path(f"{plan.folder}_{task}"), _files(plan, described, comment, array_task=task, **packed)

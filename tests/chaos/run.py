@@ -18,7 +18,7 @@ from chaos.training import SLOW_DISK
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
-from cluster_ddp.runtime.failure import suspects
+from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
@@ -130,7 +130,7 @@ class Run:
 
     def note_bad_node(self, node: str) -> bool:
         """Note a node as the doctor does; False on a full disk."""
-        suspects.note({Env.RUN_DIR: str(self.run_dir)}, node, "chaos")
+        sick_nodes.note({Env.RUN_DIR: str(self.run_dir)}, node, "chaos")
         with contextlib.suppress(FileNotFoundError):
             if f"{node} chaos\n" in (self.run_dir / File.SICK_NODES).read_text():
                 self.bad_node = node

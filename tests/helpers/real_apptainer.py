@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster import ROOT
 
-from cluster_ddp.sandbox import prerequisites, slurm_releases
+from cluster_ddp.sandbox import prerequisites, slurm_download
 
 SUITE = "sid"  # the only one that has it
 
@@ -27,13 +27,13 @@ def fetch() -> Path:
     Raises:
         SandboxError: it can't be downloaded or unpacked here.
     """
-    root = slurm_releases.cache() / "apptainer"
+    root = slurm_download.cache() / "apptainer"
     if not root.exists():
         prerequisites.install(("apt-get", "dpkg-deb", "patchelf"), ("patchelf",))
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root.parent) as work:
-            archives = slurm_releases.download("Apptainer", SUITE, ("apptainer",), Path(work))
-            slurm_releases.unpack(archives, Path(work) / "root")
+            archives = slurm_download.download("Apptainer", SUITE, ("apptainer",), Path(work))
+            slurm_download.unpack(archives, Path(work) / "root")
             _settle(Path(work) / "root", root)
             (Path(work) / "root").rename(root)
     return root / "usr/bin"

@@ -10,7 +10,7 @@ import pytest
 from cluster import Cluster, sandbox_name, skip
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import cluster, prerequisites, slurm_releases
+from cluster_ddp.sandbox import cluster, prerequisites, slurm_download
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         version = metafunc.config.getoption("--slurm-version")
         versions = [pytest.param(version, id=version or "system")]
         if not version and metafunc.definition.get_closest_marker("every_slurm"):
-            versions.append(pytest.param(slurm_releases.NEWEST, id=slurm_releases.NEWEST, marks=pytest.mark.full))
+            versions.append(pytest.param(slurm_download.NEWEST, id=slurm_download.NEWEST, marks=pytest.mark.full))
         metafunc.parametrize("slurm", versions, indirect=True)
 
 
@@ -44,7 +44,7 @@ def sandboxes(machine: None, pytestconfig: pytest.Config) -> Iterator[Callable[[
     def sandbox(version: str | None) -> Cluster:
         if version not in started:
             name = sandbox_name("test" if version is None else f"test{version.replace('.', '')}")
-            layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=version and slurm_releases.fetch(version))
+            layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=version and slurm_download.fetch(version))
             # The environment of these tests first on the PATH, as in a shell where it is activated.
             env = cluster.environment(name)
             env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"

@@ -23,7 +23,7 @@ from cluster import Cluster, sandbox_name, skip
 from slowness import scaled, wait_until
 
 from cluster_ddp.errors import ClusterDDPError, SandboxError
-from cluster_ddp.sandbox import cluster, network, prerequisites, slurm_releases
+from cluster_ddp.sandbox import cluster, network, prerequisites, slurm_download
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
 
@@ -132,9 +132,9 @@ def test_a_node_that_is_cut_is_given_up_and_takes_a_step_when_it_is_back(slurm: 
 @pytest.mark.full
 def test_another_slurm_beside_the_systems() -> None:
     """Daemons, commands and what a job calls are all of that release; the system's are as they were."""
-    version = slurm_releases.NEWEST
+    version = slurm_download.NEWEST
     try:
-        slurm_releases.fetch(version)
+        slurm_download.fetch(version)
     except SandboxError as error:
         skip(str(error))
     systems = shutil.which("srun")
@@ -157,9 +157,9 @@ def test_a_release_that_cannot_be_fetched_is_told_and_leaves_nothing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    done = door("up", "--name", NAME, "--slurm-version", slurm_releases.NEWEST)
+    done = door("up", "--name", NAME, "--slurm-version", slurm_download.NEWEST)
     assert done.returncode == 2
-    assert f"Downloading Slurm {slurm_releases.NEWEST} from " in done.stderr
+    assert f"Downloading Slurm {slurm_download.NEWEST} from " in done.stderr
     assert "Could not connect to 127.0.0.1:9" in done.stderr
     assert list(tmp_path.rglob("*")) == [tmp_path / "cluster_ddp"]
 

@@ -1,4 +1,4 @@
-"""A job on this machine, without Slurm: it does what Slurm and `job` do on a cluster.
+"""A job on this machine, without Slurm: it does what Slurm and `slurm_job` do on a cluster.
 
 It starts the agents of the tasks, as srun would; warns them before the time limit; starts all again if they were
 stopped in time.

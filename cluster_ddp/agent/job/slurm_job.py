@@ -14,7 +14,7 @@ from cluster_ddp.agent.job import chain, job_log, slurm_commands, srun_step, tas
 from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.job.restart.failures import History
-from cluster_ddp.agent.job.starts import Starts
+from cluster_ddp.agent.job.start_loop import Starts
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import SpecError

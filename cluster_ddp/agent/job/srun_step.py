@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options, words
-from cluster_ddp.agent.task import rank_command, signals, staging
+from cluster_ddp.agent.task import rank_command, signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.protocol import Env, File
 
@@ -117,7 +117,7 @@ def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, s
     """
     if options.stage_env is None or options.venv is None:
         return {}
-    copy, start = staging.new_name(env["SLURM_JOB_ID"]), time.monotonic()
+    copy, start = staged_env.new_name(env["SLURM_JOB_ID"]), time.monotonic()
     size = size._replace(nodes=size.nodes + options.spare_nodes)
     command = ["srun", *_tasks(size), *agent(), "unpack", options.stage_env, options.venv]
     done = subprocess.run(command, env={**_without_tasks(env), Env.COPY: copy})

@@ -1,12 +1,12 @@
 """Around each rank, on its node: it starts the rank's command, keeps it, and tells the job how it ended.
 
-task                 starts and keeps the command of a task
-rank_command         that command, for three launchers, and in containers
-orders               what the job tells a task, and a spare node
-supervisor           the one supervisor of processes
-signals              which signals are passed on, who can take one, and those that wait for that
-trains_alone         whether a rank trains alone
-warm_process         a process that has imported torch, and becomes the next rank
-staging              the environment that a node has unpacked
-spawn                a command's start
+task              starts and keeps the command of a task
+rank_command      that command, for three launchers, and in containers
+orders            what the job tells a task, and a spare node
+supervisor        the one supervisor of processes
+signals           which signals are passed on, who can take one, and those that wait for that
+no_process_group  whether a rank trains alone
+warm_process      a process that has imported torch, and becomes the next rank
+staged_env        the environment that a node has unpacked
+spawn             a command's start
 """

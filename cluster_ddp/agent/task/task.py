@@ -22,9 +22,9 @@ from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.rank_notes import Notes, one_line
 from cluster_ddp.agent.task import rank_command, signals
+from cluster_ddp.agent.task.no_process_group import GroupCheck
 from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
-from cluster_ddp.agent.task.trains_alone import GroupCheck
 from cluster_ddp.agent.task.warm_process import Warm
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
 from cluster_ddp.files import open_own
@@ -46,13 +46,13 @@ def run(options: Options) -> int:
     rank = int(env["RANK"]) if options.launcher == "srun" else None
     if options.venv is None:
         return Task(options, rank, env).keep()
-    from cluster_ddp.agent.task import staging  # few tasks need it
+    from cluster_ddp.agent.task import staged_env  # few tasks need it
 
-    staged = staging.use(options.venv, options.command, env)
+    staged = staged_env.use(options.venv, options.command, env)
     try:
         return Task(options._replace(command=tuple(staged.command)), rank, staged.env).keep()
     finally:
-        staging.remove(staged)
+        staged_env.remove(staged)
 
 
 class Task:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster_ddp.doctor.findings import Finding, shown_ranks
-from cluster_ddp.doctor.step.tcp_connect import NO_ANSWER
-from cluster_ddp.runtime.failure import suspects
+from cluster_ddp.doctor.step.connect_errors import NO_ANSWER
+from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.runtime.rendezvous.arrived_ranks import missing_by_node
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
@@ -48,7 +48,7 @@ def missing(
     hosts = {rank: str(report["host"]) for rank, report in reports.items()}
     by_node = [] if topology is None else missing_by_node(topology, hosts)
     silent = [] if topology is None else [node for node in topology.nodes if node not in hosts.values()]
-    nodes = silent if suspects.may_accuse(hosts, world_size, env) else []
+    nodes = silent if sick_nodes.may_accuse(hosts, world_size, env) else []
     who = f"rank {', '.join(by_node)}" if by_node else shown_ranks(absent)
     what = f"{len(absent)} of {world_size} ranks did not report within {waited_s:g} s: {who}."
     hint = "look there for what hangs or is missing (python, module, conda, a file system)"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.doctor.findings import Finding
+from cluster_ddp.doctor.step.connect_errors import REFUSED, UNREACHED_HINTS
 from cluster_ddp.doctor.step.ddp_step import SIZES
 from cluster_ddp.doctor.step.links import LARGE, LARGE_S, LOSSY, SLOW_BYTES_PER_S, Link
-from cluster_ddp.doctor.step.tcp_connect import REFUSED, UNREACHED_HINTS
 
 _SLOWER_THAN_OTHERS = 3.0
 _STRAGGLER = 1.5

@@ -20,7 +20,7 @@ from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import ClusterDDPError, SpecError
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.failure import suspects
+from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
@@ -208,7 +208,7 @@ class Rank:
             first = self.verdict.findings[0]
             rank_notes.failed(self.env, self.identity.rank, f"{first.what} {first.evidence}")
             for node, why in self.verdict.nodes_at_fault().items():
-                suspects.note(self.env, node, f"{why} (cluster-ddp doctor)")
+                sick_nodes.note(self.env, node, f"{why} (cluster-ddp doctor)")
         self.verdict.show(as_json=self.options.json)
         tell(status)
         self.verdict.write_nodes(self.options.exclude_file)

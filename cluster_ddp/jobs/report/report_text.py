@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from cluster_ddp.errors import counted, hours, printable
-from cluster_ddp.jobs import run_info
+from cluster_ddp.jobs import run_progress
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.jobs.report.training_stats import Start, Training
 from cluster_ddp.jobs.report.usage import GpuUse, NodeUse, mean_utilization
@@ -33,7 +33,7 @@ def as_text(found: Report) -> str:
         limit = f" of {found.asked['time']}" if found.asked.get("time") else ""
         lines += [f"  Time: {', '.join(filter(None, (f'{status.elapsed}{limit}', found.started_again)))}"]
     lines += [f"  Spare: {found.spares}"] if found.spares else []
-    trained = run_info.in_words(asdict(status), "epoch", "loss", "accuracy", "samples_per_s")
+    trained = run_progress.in_words(asdict(status), "epoch", "loss", "accuracy", "samples_per_s")
     if found.training.waiting_for_data is not None and not found.training.parts:
         trained.append(f"waited for data {100 * found.training.waiting_for_data:.0f} % of the time")
     if trained:

@@ -11,6 +11,6 @@ checkpoint_file  one checkpoint file: its format and digest
 compatibility    whether a checkpoint belongs to this training
 sharded/         the same for models that are sharded over the ranks
 export           a checkpoint's weights as a plain file for other tools, or all of it for DCP
-interval         how often to save
+save_interval    how often to save
 stop_agreement   after which step all ranks stop; when to stop before the end of the job's time
 """

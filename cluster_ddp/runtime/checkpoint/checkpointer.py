@@ -26,8 +26,8 @@ from typing import Literal
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
-from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.restore import load_into
+from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver, check_choices
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary

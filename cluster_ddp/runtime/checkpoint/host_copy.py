@@ -15,7 +15,14 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.model.tensors import LocalShard, Piece, is_sharded, is_written_here, local_part, start_of
+from cluster_ddp.runtime.model.dtensor_pieces import (
+    LocalShard,
+    Piece,
+    is_sharded,
+    is_written_here,
+    local_part,
+    start_of,
+)
 
 log = logging.getLogger("cluster_ddp")
 

@@ -20,7 +20,7 @@ from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
 from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.model.ddp import unwrapped
-from cluster_ddp.runtime.model.tensors import LocalShard, content
+from cluster_ddp.runtime.model.dtensor_pieces import LocalShard, content
 from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.world import World
 

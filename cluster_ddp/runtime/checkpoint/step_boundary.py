@@ -12,7 +12,7 @@ from cluster_ddp.agent import rank_notes
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.protocol import Record
 from cluster_ddp.runtime.checkpoint.folder import step_of
-from cluster_ddp.runtime.checkpoint.interval import Interval
+from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import Place, Saver
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement, watch_time_limit
 from cluster_ddp.runtime.failure import rank_progress

@@ -8,5 +8,5 @@ data_loader     other datasets: a DataLoader, its workers, and its batches' way 
 stream          its batches of data without a length and an index
 stream_reader   reads a stream, in a loader's worker or in the rank
 stream_places   how far the readers are
-next_batch      how the ranks agree whether each has another batch, and compare what they read first
+uneven_inputs   how the ranks agree whether each has another batch, and compare what they read first
 """

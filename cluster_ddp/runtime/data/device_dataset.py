@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
-from cluster_ddp.runtime.model.tensors import content
+from cluster_ddp.runtime.model.dtensor_pieces import content
 
 log = logging.getLogger("cluster_ddp")
 

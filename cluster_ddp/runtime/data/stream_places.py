@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
-from cluster_ddp.runtime.data.next_batch import Split
 from cluster_ddp.runtime.data.stream_reader import Record, Start
+from cluster_ddp.runtime.data.uneven_inputs import Split
 
 
 @dataclass(slots=True)

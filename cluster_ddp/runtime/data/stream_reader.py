@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.data.data_loader import protected_start
-from cluster_ddp.runtime.data.next_batch import Split, digest, samples_in
+from cluster_ddp.runtime.data.uneven_inputs import Split, digest, samples_in
 from cluster_ddp.runtime.rng import stream_seed
 
 _CPU = (torch.device("cpu"),)

@@ -12,10 +12,10 @@ from cluster_ddp.errors import DataError, SpecError, check_options, counted, nea
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.data_loader import MAX_WORKERS, Loader, with_defaults
 from cluster_ddp.runtime.data.device_dataset import RESIDENT_SHARE, DeviceLoader, fingerprint, place
-from cluster_ddp.runtime.data.next_batch import Split
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Order, Shard
 from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import StreamReader
+from cluster_ddp.runtime.data.uneven_inputs import Split
 from cluster_ddp.runtime.device import device as devices
 
 # With split="items" each worker reads all items: more than one would read them once more.

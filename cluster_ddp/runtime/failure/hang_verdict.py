@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import parse, read_text
-from cluster_ddp.runtime.failure import stacks, suspects
+from cluster_ddp.runtime.failure import sick_nodes, stacks
 
 STATES = {
     "stopped": "is stopped (SIGSTOP, or a debugger)",
@@ -101,7 +101,7 @@ class Judgement(NamedTuple):
 def judge(answers: Sequence[Answer], here: Answer, world_size: int, run_dir: Path | None) -> Judgement:
     """Return what the rank that is `here` makes of all ranks' answers, its own included."""
     reached = {one.rank: one.host for one in answers if not one.state or one.host == here.host}
-    may_accuse = suspects.may_accuse(reached, world_size, os.environ)
+    may_accuse = sick_nodes.may_accuse(reached, world_size, os.environ)
     nodes = sorted({one.host for one in answers} - {one.host for one in answers if one.state != "gone"})
     cut_off = f"; rank {here.rank} reaches {len(reached)} of {world_size} ranks: it may be cut off"
     silent = [one for one in answers if one.state in ("gone", "stopped")]

@@ -2,7 +2,7 @@
 
 Each rank has a thread, which answers other ranks that ask (`hang_answers`), also before its first step. After that, if
 no step, collective of `World` or batch came for the warning time, all ranks write where they are, and the lowest
-one that can prints the verdict. One that reaches too few leaves it to others that reach more (`suspects.may_accuse`).
+one that can prints the verdict. One that reaches too few leaves it to others that reach more (`sick_nodes.may_accuse`).
 
 With `--hang-restart-s`, ranks that then still don't answer end the start: the rank that has printed the verdict fails
 with it, and the job's agent starts all again. A hang in which all ranks answer is the script's own: nothing ends it.
@@ -21,7 +21,7 @@ from dataclasses import replace
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.console import complain
-from cluster_ddp.runtime.failure import hang_verdict, rank_progress, suspects
+from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes
 from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, files, leave_out_torchs_warnings, run_dir_here
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.stacks import StackFile, WorkerStacks
@@ -119,7 +119,7 @@ class HangWatch:
         """Note the nodes that do not answer, by the verdict."""
         with contextlib.suppress(Exception):
             for node in self._silent_nodes:
-                suspects.note(os.environ, node, "its ranks do not answer")
+                sick_nodes.note(os.environ, node, "its ranks do not answer")
             if self._file is not None:
                 self._file.take_stderr()  # the verdict is the last word: NCCL's watchdog, say, writes C++ frames then
 

@@ -43,7 +43,7 @@ _IN_CPP = {
     "_sync_params_and_buffers": "broadcast",
     "_verify_param_shape_across_processes": "all_gather",
 }
-_ALL_REDUCING = ("runtime/checkpoint/stop_agreement.py", "runtime/data/next_batch.py")  # in their functions `collect`
+_ALL_REDUCING = ("runtime/checkpoint/stop_agreement.py", "runtime/data/uneven_inputs.py")
 _THREAD = re.compile(r"^(Current thread|Thread|Stack) ")
 
 

@@ -24,8 +24,8 @@ from cluster_ddp.agent.option_types import count
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task.no_process_group import GroupCheck
 from cluster_ddp.agent.task.supervisor import Supervisor, say
-from cluster_ddp.agent.task.trains_alone import GroupCheck
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime import process_exit

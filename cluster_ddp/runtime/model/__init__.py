@@ -1,14 +1,14 @@
 """A model under DDP or FSDP, its weights, and what makes its steps faster.
 
-ddp            DistributedDataParallel, with defaults for training that resumes exactly; one update of several batches
-wrapping       what a World does with models
-fsdp           FSDP2, sharded over a mesh of ranks
-strategies     how a model is wrapped: DDP, FSDP or HSDP; the layers that it repeats
-tensors        tensors that are sharded over the ranks, and their pieces
-empty_init     a model's constructor without memory for its tensors: records what it does
-replay         makes the tensors that were recorded, each rank its shards
-fast_cpu       layers and memory for faster training on CPUs
-cuda_graphs    parts of a step as CUDA graphs
-learning_rate  scaling with the number of ranks, and warm-up
+ddp              DistributedDataParallel, with defaults for training that resumes exactly; one update of several batches
+wrapping         what a World does with models
+fsdp             FSDP2, sharded over a mesh of ranks
+strategies       how a model is wrapped: DDP, FSDP or HSDP; the layers that it repeats
+dtensor_pieces   tensors that are sharded over the ranks, and their pieces
+empty_init       a model's constructor without memory for its tensors: records what it does
+materialize      makes the tensors that were recorded, each rank its shards
+fast_cpu         layers and memory for faster training on CPUs
+cuda_graphs      parts of a step as CUDA graphs
+learning_rate    scaling with the number of ranks, and warm-up
 memory_estimate  what weights, gradients and optimizer state take in a GPU, from a model's shapes
 """

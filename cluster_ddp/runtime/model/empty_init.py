@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import rng
-from cluster_ddp.runtime.model.replay import META, Operation, Owner, Recording, Replay, View
-from cluster_ddp.runtime.model.tensors import content
+from cluster_ddp.runtime.model.dtensor_pieces import content
+from cluster_ddp.runtime.model.materialize import META, Operation, Owner, Recording, Replay, View
 
 _ASKED = "Building a model in world.empty_init():"
 _HINT = "build that part of the model outside of the body"

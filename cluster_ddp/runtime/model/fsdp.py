@@ -18,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from cluster_ddp.errors import SpecError, check_options
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.model.tensors import broadcast_storage, require_same
+from cluster_ddp.runtime.model.dtensor_pieces import broadcast_storage, require_same
 from cluster_ddp.slurm.variables import node_name
 
 _CALL = "world.wrap(model, {}=…)"

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.console import say
-from cluster_ddp.runtime.model import ddp, empty_init, replay
-from cluster_ddp.runtime.model.tensors import is_sharded
+from cluster_ddp.runtime.model import ddp, empty_init, materialize
+from cluster_ddp.runtime.model.dtensor_pieces import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -63,7 +63,7 @@ def wrapped(
     if strategy != "ddp":
         shards_on = fsdp.shard(model, layers, world, strategy, mesh=mesh, mixed=mixed, options=options)
     for recording, owners in unmade:
-        replay.materialize(world, recording, owners, shards_on)
+        materialize.materialize(world, recording, owners, shards_on)
     if strategy != "ddp":
         return model
     return ddp.wrap(model, world.device, place=place, options=options, synchronize=world.synchronize)

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.model import ddp, empty_init, strategies
+from cluster_ddp.runtime.model.dtensor_pieces import content, full
 from cluster_ddp.runtime.model.strategies import Blocks, Sharded, Strategy
-from cluster_ddp.runtime.model.tensors import content, full
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -28,7 +28,7 @@ from cluster_ddp.runtime.profiling import node_usage
 from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.run_dir.fenced_writes import RunLock, atomic_write
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
-from cluster_ddp.runtime.run_dir.tracking import Tracking
+from cluster_ddp.runtime.run_dir.tracker_thread import Tracking
 from cluster_ddp.runtime.world import World
 
 _TAIL_BYTES = 64 * 1024  # has the last records

@@ -22,7 +22,7 @@ from cluster_ddp.errors import JobError, RunDirError, SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import why
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission.backends import identity
+from cluster_ddp.submission.backends import job_identity
 
 _PATIENCE_S = 20.0  # the agent gives the ranks ten seconds
 
@@ -120,7 +120,7 @@ def _is_running(label: str, folder: Path) -> bool:
     Raises:
         RunDirError: the job runs, or ran, on another machine, and its end was not noted.
     """
-    known = identity.of(folder, label)
+    known = job_identity.of(folder, label)
     if known.process and processes.started(int(label)) == known.process:
         return True
     if known.host and known.host != socket.gethostname() and not (folder / File.OUTCOME).exists():

@@ -19,7 +19,7 @@ from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import identity, task_status
+from cluster_ddp.submission.backends import job_identity, packed_status
 
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts it as --comment
 
@@ -84,7 +84,7 @@ class Slurm:
         if _is_chain(folder, label):
             (folder / File.CANCELLED).touch()  # first: a job of the chain that submits the next one looks for it then
             jobs = [*reversed(chain_file.read(folder).all[-2:])] or jobs
-        elif "_" in label and task_status.place(folder, label)[1]:  # a part of a job: its agent ends it
+        elif "_" in label and packed_status.place(folder, label)[1]:  # a part of a job: its agent ends it
             (folder / File.CANCEL).touch()
             return
         commands.run(["scancel", *commands.on(cluster), *jobs])
@@ -96,12 +96,12 @@ class Slurm:
             JobNotFoundError: neither knows the job, or the id is another job's now.
             SlurmError: the controller doesn't answer.
         """
-        known = identity.of(folder, label)
+        known = job_identity.of(folder, label)
         if label in (of_run := chain_file.read(folder)).all:
             jobs = {job: one for job in of_run.all[-2:] for one in _if_known(job, cluster)}
             if due := due_job(of_run, jobs, known):
                 return [due]
-        place, holder = task_status.place(folder, label)
+        place, holder = packed_status.place(folder, label)
         of_task = holder if "_" in label else ""
         found = job_status.job_statuses(of_task or label, cluster=cluster)
         ours = [one for one in found if known.is_of(one)]
@@ -109,13 +109,13 @@ class Slurm:
             words = f"Slurm no longer knows it: job {label} is another job now, not that of this run directory."
             raise JobNotFoundError(f"The job of {folder}:", words, f"if you mean that one: scontrol show job {label}")
         if of_task:
-            return [task_status.of_task(place, label, ours[0])]
+            return [packed_status.of_task(place, label, ours[0])]
         if holder:
-            return task_status.of_array(folder, label, ours)
+            return packed_status.of_array(folder, label, ours)
         return ours
 
 
-def due_job(of_run: chain_file.Chain, jobs: Mapping[str, JobStatus], known: identity.Identity) -> JobStatus | None:
+def due_job(of_run: chain_file.Chain, jobs: Mapping[str, JobStatus], known: job_identity.Identity) -> JobStatus | None:
     """Return the job of a chain that runs or waits; else the last one that has run. None if Slurm knows neither.
 
     Args:

@@ -1,8 +1,8 @@
 """Pickles for submitit: its runner loads one in each task, calls the function in it, and keeps the result.
 
 submitit would requeue a job as soon as it is warned (SUBMITIT_PREEMPT_SIGNAL, USR2), even if nothing is saved yet, and
-ignore TERM. Here, the function gets the signals. The task ends with status 75 once all is saved; the batch script then
-requeues the job.
+ignore TERM. Here, the function gets the signals. The task ends with status 75 once all is saved; the agent then has
+the job requeued.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from typing import NamedTuple
 from cluster_ddp.errors import SlurmError, SpecError, counted
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import commands, partitions
-from cluster_ddp.submission import allocation, grids
+from cluster_ddp.submission import grids, packed_jobs
 from cluster_ddp.submission.backends.slurm import Slurm, ignored_options
 from cluster_ddp.submission.checks import (
     command_mistakes,
     feasibility,
     job_environment,
     job_warnings,
-    partition_rules,
+    partition_access,
     training_script,
 )
 from cluster_ddp.submission.checks.job_warnings import Advice
@@ -62,7 +62,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     if on_slurm:
         folders = [plan.folder if plan.is_chosen else plan.folder.parent, Path.cwd()]
         warnings += job_warnings.advise(
-            allocation.of(plan.spec), cluster.groups, folders=folders, requeue_default=cluster.requeue_default
+            packed_jobs.of(plan.spec), cluster.groups, folders=folders, requeue_default=cluster.requeue_default
         )
     return warnings
 
@@ -89,11 +89,11 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
         return _Cluster(warnings=[f"It was not checked whether the cluster can run the job: {error.found}"])
     requeue_default = re.search(r"^JobRequeue\s*= 1\s*$", config, re.MULTILINE) is not None
     try:
-        _check_array_size(allocation.of(spec), config)
+        _check_array_size(packed_jobs.of(spec), config)
         warnings = _check_cluster(spec, groups)
         asked = list(feasibility.asked_partitions(spec, groups))
-        partition_rules.check_hosts(spec, asked, cluster=_cluster(spec))
-        warnings += partition_rules.check_accounts(spec, asked, cluster=_cluster(spec))
+        partition_access.check_hosts(spec, asked, cluster=_cluster(spec))
+        warnings += partition_access.check_accounts(spec, asked, cluster=_cluster(spec))
     except SpecError as error:
         if must_run:
             raise
@@ -104,7 +104,7 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
 def _check_cluster(spec: JobSpec, groups: Sequence[partitions.NodeGroup]) -> list[str]:
     """Compare a job with the cluster. Raises SpecError: no node has as much as the tasks of a pack take together."""
     try:
-        return feasibility.check(allocation.of(spec), groups)
+        return feasibility.check(packed_jobs.of(spec), groups)
     except SpecError as error:
         if spec.pack is None:
             raise
@@ -119,7 +119,7 @@ def _fitting(spec: JobSpec, groups: Sequence[partitions.NodeGroup]) -> Iterator[
     more = [{"jobs": count} for count in range((spec.jobs or 1) + 1, grids.count(spec.array or "0") + 1)]
     for change in (*fewer, *more):
         with contextlib.suppress(SpecError):
-            feasibility.check(allocation.of(dataclasses.replace(spec, **change)), groups)  # type: ignore[arg-type]
+            feasibility.check(packed_jobs.of(dataclasses.replace(spec, **change)), groups)  # type: ignore[arg-type]
             yield " ".join(f"--{name} {count}" for name, count in change.items())
 
 

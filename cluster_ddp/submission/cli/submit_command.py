@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
-from cluster_ddp.submission.checks import command_mistakes, partition_rules, preflight
+from cluster_ddp.submission.checks import command_mistakes, partition_access, preflight
 from cluster_ddp.submission.checks.job_warnings import CODES, OTHER_CODES, Advice
 from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_files, settings_keys
 from cluster_ddp.submission.planning import Plan
@@ -194,7 +194,7 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     if (active := asked.activated) is not None and not active.why_not:
         job[active.setting] = active.path
     spec = JobSpec(**{"name": work.name, **job, "command": work.command})
-    partition_rules.check_settings(spec, values, asked.settings.origins)
+    partition_access.check_settings(spec, values, asked.settings.origins)
     if work.reference_options is not None:
         grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
         _refuse_unfit(spec, reference, work.reference_options)

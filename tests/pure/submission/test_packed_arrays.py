@@ -16,8 +16,8 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.slurm.partitions import NodeGroup
-from cluster_ddp.submission import allocation
-from cluster_ddp.submission.backends import task_status
+from cluster_ddp.submission import packed_jobs
+from cluster_ddp.submission.backends import packed_status
 from cluster_ddp.submission.checks import preflight
 from cluster_ddp.submission.spec import JobSpec
 
@@ -27,17 +27,17 @@ PACKED: dict[str, Any] = {"name": "fit", "command": ("x",), "array": "0-99", "pa
 def test_the_jobs_have_what_their_tasks_need() -> None:
     """A hundred tasks in five jobs are twenty each, five turns of four."""
     spec = JobSpec(**PACKED, gpus_per_node=2, cpus_per_task=3, mem="8G", time="20", launcher="torchrun")
-    found = allocation.of(spec)
+    found = packed_jobs.of(spec)
     assert (found.array, found.gpus_per_node, found.ranks_per_node, found.mem) == ("0-4", 8, 8, "32G")
     assert (found.cpus_per_task, found.nodes, found.time) == (3, 1, "0-01:45:00")
     assert (found.pack, found.jobs) == (None, None)
-    holders = allocation.holders(spec)
+    holders = packed_jobs.holders(spec)
     assert [holders[task] for task in (0, 1, 4, 5, 99)] == [0, 1, 4, 0, 4]
-    unlimited = allocation.of(JobSpec(**PACKED, time="UNLIMITED"))
+    unlimited = packed_jobs.of(JobSpec(**PACKED, time="UNLIMITED"))
     assert (unlimited.time, unlimited.mem) == ("UNLIMITED", None)
     plain = JobSpec(name="fit", command=("x",), array="0-3")
-    assert allocation.of(plain) is plain
-    assert allocation.holders(plain) == {}
+    assert packed_jobs.of(plain) is plain
+    assert packed_jobs.holders(plain) == {}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_state_of_a_task(
         packed_task.begin(tmp_path, packed_task.Turn(starts, at_requeue, time.time() - 61), shared=False)
     if ended is not None:
         outcome.write(tmp_path, Outcome("12_7", 0, ended[0], 3, requeued=ended[1]))
-    found = task_status.of_task(tmp_path, "12_7", job)
+    found = packed_status.of_task(tmp_path, "12_7", job)
     assert (found.state, found.reason, found.array_task) == (state, reason, "7")
     assert found.restarts == max(0, starts - 1)
     if state == "RUNNING":
@@ -119,6 +119,6 @@ def test_the_state_of_a_task(
 
 def test_a_task_that_waits_is_cancelled_at_once(tmp_path: Path) -> None:
     (tmp_path / File.CANCEL).touch()
-    assert task_status.of_task(tmp_path, "12_7", RUNNING).state == "CANCELLED"
+    assert packed_status.of_task(tmp_path, "12_7", RUNNING).state == "CANCELLED"
     packed_task.begin(tmp_path, packed_task.Turn(1, 1, time.time()), shared=False)
-    assert task_status.of_task(tmp_path, "12_7", RUNNING).state == "RUNNING", "until its agent has ended it"
+    assert packed_status.of_task(tmp_path, "12_7", RUNNING).state == "RUNNING", "until its agent has ended it"

@@ -22,7 +22,7 @@ from cluster_ddp.agent.job.pack.packed_task import Turn
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options, words
 from cluster_ddp.agent.outcome import AGENT_KILLED, Outcome
-from cluster_ddp.agent.task import signals, staging
+from cluster_ddp.agent.task import signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.errors import counted
 from cluster_ddp.protocol import EXIT_STOPPED, RESTART, File
@@ -62,7 +62,7 @@ class Pack:
             job_log.say(f"{RESTART}{self._requeues} of job {self._label}.")
         signals.hold(_HELD)
         self._env |= srun_step.staged(self._options, launch_env.shape(self._options, self._env), self._env)
-        copy = staging.use(self._options.venv or "", [""], self._env)  # of --stage-env: kept for all tasks
+        copy = staged_env.use(self._options.venv or "", [""], self._env)  # of --stage-env: kept for all tasks
         waiting = [task for task in self._tasks if not self._is_done(task)]
         job_log.say(f"{counted(len(waiting), 'task')} of {len(self._tasks)} to run, {self._at_a_time} at a time.")
         while waiting or self._running:
@@ -71,7 +71,7 @@ class Pack:
             if not self._running:
                 break
             self._wait()
-        staging.remove(copy)
+        staged_env.remove(copy)
         return self._finish(is_over=os.getppid() != script)
 
     def _finish(self, *, is_over: bool) -> int:

@@ -18,8 +18,8 @@ from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in, with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
-from cluster_ddp.runtime.model import tensors
-from cluster_ddp.runtime.model.tensors import Piece, is_sharded, local_part
+from cluster_ddp.runtime.model import dtensor_pieces
+from cluster_ddp.runtime.model.dtensor_pieces import Piece, is_sharded, local_part
 from cluster_ddp.runtime.world import World
 
 
@@ -49,10 +49,10 @@ class SavedPieces:
         start, shape = (0,) * whole.dim(), tuple(whole.shape)
         first = None
         if wanted is not None:
-            start, shape = tensors.start_of(wanted), tuple(local_part(wanted).shape)
-            first = tensors.writer_of(wanted)
+            start, shape = dtensor_pieces.start_of(wanted), tuple(local_part(wanted).shape)
+            first = dtensor_pieces.writer_of(wanted)
         try:
-            return tensors.joined(shape, start, whole.dtype, self.of(name, first))
+            return dtensor_pieces.joined(shape, start, whole.dtype, self.of(name, first))
         except ValueError as error:
             raise UnusableError(f"{name}: {error}") from None
 
@@ -166,7 +166,7 @@ def filled(name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPiece
     def value(tensor: torch.Tensor, place: str) -> torch.Tensor:
         here = own.get(place)
         if here is not None and here.shape == tensor.shape:  # else load_state_dict names it
-            values = saved_pieces.read(place, tensor, here) if tensor.is_meta else tensors.cut(tensor, here)
+            values = saved_pieces.read(place, tensor, here) if tensor.is_meta else dtensor_pieces.cut(tensor, here)
             local_part(here).copy_(values)
             return here
         values = saved_pieces.read(place, tensor, None) if tensor.is_meta else tensor

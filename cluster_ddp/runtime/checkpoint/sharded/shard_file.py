@@ -20,8 +20,8 @@ from cluster_ddp.files import remove_leftovers
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.model import tensors
-from cluster_ddp.runtime.model.tensors import LocalShard
+from cluster_ddp.runtime.model import dtensor_pieces
+from cluster_ddp.runtime.model.dtensor_pieces import LocalShard
 
 SUFFIX = ".shards"
 _READERS = 4  # one thread hashes at 0.5 to 2 GB/s
@@ -122,8 +122,8 @@ def answer_checks(world: Collectives, sharded: torch.Tensor | None) -> None:
 def _complaint_here(world: Collectives, sharded: torch.Tensor | None, folder: Path, files: Files) -> str | None:
     """Why this rank can't use its shard files, or if other ranks than now have written them, its share; or None."""
     mine = list(files)[world.rank :: world.world_size]
-    if sharded is not None and tensors.writers_of(sharded) == {one["rank"] for one in files.values()}:
-        mine = [name for name in files if files[name]["rank"] == tensors.writer_of(sharded)]
+    if sharded is not None and dtensor_pieces.writers_of(sharded) == {one["rank"] for one in files.values()}:
+        mine = [name for name in files if files[name]["rank"] == dtensor_pieces.writer_of(sharded)]
     patience_s = checkpoint_file.VISIBLE_WITHIN_S
     return next(filter(None, (complaint(folder / name, files[name], patience_s=patience_s) for name in mine)), None)
 

@@ -20,7 +20,7 @@ from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
-from cluster_ddp.runtime.model.tensors import LocalShard
+from cluster_ddp.runtime.model.dtensor_pieces import LocalShard
 from cluster_ddp.runtime.run_dir.background_writer import PATIENCE_S
 from cluster_ddp.runtime.world import World
 

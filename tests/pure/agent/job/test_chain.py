@@ -14,7 +14,7 @@ from stand_ins import FakeSlurm, fake_slurm
 from cluster_ddp.agent import chain_file
 from cluster_ddp.agent.job import chain
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission.backends.identity import Identity
+from cluster_ddp.submission.backends.job_identity import Identity
 from cluster_ddp.submission.backends.slurm import due_job
 
 __all__ = ["fake_slurm"]

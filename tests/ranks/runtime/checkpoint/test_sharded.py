@@ -28,7 +28,7 @@ from cluster_ddp import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.model.ddp import unwrapped
-from cluster_ddp.runtime.model.tensors import Piece, joined
+from cluster_ddp.runtime.model.dtensor_pieces import Piece, joined
 from cluster_ddp.runtime.run_dir import background_writer
 
 JOB_ID = job_ids()

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import cluster_ddp
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.model import replay
+from cluster_ddp.runtime.model import materialize
 
 JOB_ID = job_ids()
 
@@ -111,13 +111,13 @@ def test_the_weights_are_those_that_the_constructor_makes(ranks: int, tmp_path: 
 def test_no_rank_holds_more_than_a_few_whole_tensors(world: cluster_ddp.World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the constructor initializes all weights again at its end, and changes some once more."""
     alive, layers = [], 8
-    run = replay.Replay.run
+    run = materialize.Replay.run
 
-    def watched(self: replay.Replay, operation: object) -> None:
+    def watched(self: materialize.Replay, operation: object) -> None:
         run(self, operation)  # type: ignore[arg-type]
         alive.append(sum(storage.nbytes() for storage in self.storages.values()))
 
-    monkeypatch.setattr(replay.Replay, "run", watched)
+    monkeypatch.setattr(materialize.Replay, "run", watched)
     with world.empty_init():
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(layers)))
         model.apply(lambda one: nn.init.trunc_normal_(one.weight) if isinstance(one, nn.Linear) else None)

@@ -24,10 +24,10 @@ from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
-from cluster_ddp.runtime.failure import stacks, suspects
+from cluster_ddp.runtime.failure import sick_nodes, stacks
 from cluster_ddp.runtime.profiling import node_usage
 from cluster_ddp.runtime.profiling.step_trace import StepTrace
-from cluster_ddp.runtime.run_dir import fenced_writes, start_log, tracking
+from cluster_ddp.runtime.run_dir import fenced_writes, start_log, tracker_thread
 from cluster_ddp.runtime.run_dir.fenced_writes import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
 from cluster_ddp.slurm.topology import Topology
@@ -145,7 +145,7 @@ def trace(run_dir: Path) -> None:
 
 def tracker(run_dir: Path) -> None:
     records = SimpleNamespace(path=run_dir / "metrics.jsonl", written=3, is_continued=True)
-    feeding = tracking.Tracking([], run_dir, records, is_restart=True)
+    feeding = tracker_thread.Tracking([], run_dir, records, is_restart=True)
     events = SimpleNamespace(log=lambda points: (run_dir / "events").write_text("x"), close=list, upload="")
     feeding._trackers = {"x": events}  # type: ignore[dict-item]
     try:
@@ -165,14 +165,14 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "metrics": metrics,
     "another run's metrics": lambda run_dir: set_aside(run_dir / "metrics.jsonl"),
     "starts": lambda run_dir: start_log.note_end(run_dir, "x", state="COMPLETED", saved=True),
-    "sick nodes": lambda run_dir: suspects.note(os.environ, "node2", "x"),
+    "sick nodes": lambda run_dir: sick_nodes.note(os.environ, "node2", "x"),
     "usage": usage,
     "a trace": trace,
     "a tracker": tracker,
     "a damaged checkpoint": lambda run_dir: restore.put_aside({run_dir / "metrics.jsonl": DamagedError("x")}, None),
     "the newest checkpoint's name": lambda run_dir: folder.CheckpointFolder(run_dir, keep=1)._note_newest(run_dir),
     "stacks": dumped_stacks,
-    "a tracker's id": lambda run_dir: tracking._stored_id(run_dir),
+    "a tracker's id": lambda run_dir: tracker_thread._stored_id(run_dir),
 }
 
 

@@ -18,10 +18,10 @@ import pytest
 from tracked import READERS, Values, truth
 
 from cluster_ddp.protocol import GLOBAL_STEP
-from cluster_ddp.runtime.run_dir import tracking
+from cluster_ddp.runtime.run_dir import tracker_thread
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile
+from cluster_ddp.runtime.run_dir.tracker_thread import Tracking
 from cluster_ddp.runtime.run_dir.trackers import Point, Run, WandB, flat
-from cluster_ddp.runtime.run_dir.tracking import Tracking
 
 log = logging.getLogger("cluster_ddp")
 NAMES = tuple(READERS)
@@ -31,8 +31,8 @@ FOLDER = 'a run\'s "folder" é-7'
 TRAINING = """
 import os, signal, sys, time, torch, cluster_ddp
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.run_dir import tracking
-tracking.EVERY_S = 0.05
+from cluster_ddp.runtime.run_dir import tracker_thread
+tracker_thread.EVERY_S = 0.05
 start, end, how = int(os.environ["SLURM_RESTART_COUNT"]), int(sys.argv[1]), sys.argv[2]
 with cluster_ddp.distributed(cuda=False) as world:
     checkpoint = cluster_ddp.Checkpointer(world, model=torch.nn.Linear(2, 1), every="10steps", keep=10)
@@ -195,7 +195,7 @@ def test_a_new_training_in_the_same_folder_is_a_run_of_its_own(tmp_path: Path, r
 def test_nothing_is_touched_before_it_is_known_which_records_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "EVERY_S", 0.01)
+    monkeypatch.setattr(tracker_thread, "EVERY_S", 0.01)
     (tmp_path / "trackers").mkdir()
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train"}\n')
     waiting = Tracking(["tensorboard"], tmp_path, MetricsFile(tmp_path / "metrics.jsonl"), is_restart=False)
@@ -207,8 +207,8 @@ def test_nothing_is_touched_before_it_is_known_which_records_stay(
 def test_a_tracker_that_hangs_holds_no_training(
     tmp_path: Path, records: MetricsFile, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(tracking.Tracking, "_feed", lambda self: time.sleep(1))
+    monkeypatch.setattr(tracker_thread, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(tracker_thread.Tracking, "_feed", lambda self: time.sleep(1))
     track(["tensorboard"], tmp_path, records)
     (warning,) = said
     assert warning.startswith("Trackers did not end within")

@@ -7,7 +7,7 @@ import re
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.submission.checks.partition_rules import check_accounts
+from cluster_ddp.submission.checks.partition_access import check_accounts
 from cluster_ddp.submission.spec import JobSpec
 
 __all__ = ["fake_slurm"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.checkpoint.interval import Interval
+from cluster_ddp.runtime.checkpoint.save_interval import Interval
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import pytest
 
 from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.protocol import Env, File
-from cluster_ddp.runtime.failure import suspects
+from cluster_ddp.runtime.failure import sick_nodes
 
 
 def test_one_line_a_node(tmp_path: Path) -> None:
     env = {Env.RUN_DIR: str(tmp_path)}
-    suspects.note(env, "node3", "its disk\nis\x1b full")
-    suspects.note(env, "node4", "x" * 999)
+    sick_nodes.note(env, "node3", "its disk\nis\x1b full")
+    sick_nodes.note(env, "node4", "x" * 999)
     first, second = (tmp_path / File.SICK_NODES).read_text().splitlines()
     assert first.startswith("node3 its disk is") and "\x1b" not in first
     assert len(second) < 400
@@ -22,13 +22,13 @@ def test_one_line_a_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("node", ["", "a b", "a\nb"])
 def test_what_is_no_node_is_not_noted(tmp_path: Path, node: str) -> None:
-    suspects.note({Env.RUN_DIR: str(tmp_path)}, node, "x")
+    sick_nodes.note({Env.RUN_DIR: str(tmp_path)}, node, "x")
     assert not list(tmp_path.iterdir())
 
 
 def test_it_never_raises(tmp_path: Path) -> None:
-    suspects.note({}, "node3", "x")
-    suspects.note({Env.RUN_DIR: str(tmp_path / "missing")}, "node3", "x")
+    sick_nodes.note({}, "node3", "x")
+    sick_nodes.note({Env.RUN_DIR: str(tmp_path / "missing")}, "node3", "x")
 
 
 JOB = {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_STEP_NODELIST": "node[2,1]"}
@@ -52,7 +52,7 @@ JOB = {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_STEP_NODELIST": "node[2,1]"}
 )
 def test_who_may_accuse_others(reached: str, world_size: int, env: dict[str, str], may: bool) -> None:
     """More than half of the ranks; of two halves, the one with the batch host."""
-    assert suspects.may_accuse(dict(enumerate(reached.split())), world_size, env) == may
+    assert sick_nodes.may_accuse(dict(enumerate(reached.split())), world_size, env) == may
 
 
 @pytest.mark.parametrize(

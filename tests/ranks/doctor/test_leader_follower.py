@@ -20,7 +20,7 @@ from slowness import scaled
 
 from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.doctor.step import tcp_connect
+from cluster_ddp.doctor.step import connect_errors
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.slurm.topology import Topology
@@ -165,7 +165,7 @@ def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "create_connection", no_connection)
     with pytest.raises(ConnectionRefusedError):
-        tcp_connect.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
+        connect_errors.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
 
 
 def both_sides(folder: Path) -> tuple[ReportServer, ReportClient]:
@@ -187,7 +187,7 @@ def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pyte
             raise TimeoutError
         return real(*arguments)
 
-    monkeypatch.setattr("cluster_ddp.doctor.step.tcp_connect.Client", client)
+    monkeypatch.setattr("cluster_ddp.doctor.step.connect_errors.Client", client)
     server, of_rank_1 = both_sides(tmp_path)
     assert server.gather("nodes", 1, scaled(10.0)) and server.settle("nodes", 1.0, scaled(5.0))[1]["by"] == "tcp"
     assert of_rank_1.failures == {}
@@ -209,7 +209,7 @@ def test_a_connection_that_rank_0_closed_unheard_is_no_end_of_rank_0(
             of_rank_0.close()
         return made
 
-    monkeypatch.setattr("cluster_ddp.doctor.step.tcp_connect.Client", client)
+    monkeypatch.setattr("cluster_ddp.doctor.step.connect_errors.Client", client)
     server, of_rank_1 = both_sides(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(of_rank_1.told, scaled(10.0))

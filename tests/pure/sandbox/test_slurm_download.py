@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_ddp.sandbox import slurm_releases
+from cluster_ddp.sandbox import slurm_download
 
 DEB822 = "Types: deb\n# http://old/debian\nURIs: http://mirror.example/pub/debian\nSuites: bookworm\n"
 SECURITY = "Types: deb\nURIs: http://deb.debian.org/debian-security\n"
@@ -23,4 +23,4 @@ SECURITY = "Types: deb\nURIs: http://deb.debian.org/debian-security\n"
     ],
 )
 def test_the_mirror_is_the_machines_own(sources: str, mirror: str) -> None:
-    assert slurm_releases.mirror_in(sources) == mirror
+    assert slurm_download.mirror_in(sources) == mirror

@@ -25,8 +25,8 @@ import pytest
 from strangers import STRANGER, USER, as_stranger, folder_of_all, needs_a_stranger
 
 from cluster_ddp.agent import rank_notes
-from cluster_ddp.agent.task import staging
-from cluster_ddp.agent.task.staging import Staged
+from cluster_ddp.agent.task import staged_env
+from cluster_ddp.agent.task.staged_env import Staged
 from cluster_ddp.protocol import Env
 
 NAME = "cluster_ddp-env-7-kNoWnOnLy0"
@@ -55,12 +55,12 @@ class Node:
         """What it says; nothing if it has unpacked the environment."""
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
-            done = staging.unpack(self.archive, NAME, str(self.venv), self.env)
+            done = staged_env.unpack(self.archive, NAME, str(self.venv), self.env)
         assert done == (not said.getvalue())
         return said.getvalue()
 
     def use(self, *command: str) -> Staged:
-        return staging.use(str(self.venv), command or ("python",), self.env)
+        return staged_env.use(str(self.venv), command or ("python",), self.env)
 
     def entries(self) -> list[str]:
         return sorted(path.name for path in self.disk.iterdir())
@@ -97,7 +97,7 @@ def test_a_copy_is_made_used_and_removed(node: Node) -> None:
     assert staged.command == ["python", "a b"]
     assert staged.env["VIRTUAL_ENV"] == str(node.copy) == str(staged.copy)
     assert output(staged) == f"{node.copy}/bin/python"
-    staging.remove(staged)
+    staged_env.remove(staged)
     assert node.entries() == []
 
 
@@ -110,7 +110,7 @@ def test_the_commands_interpreter_is_that_of_the_copy(node: Node) -> None:
 
 
 def test_names_cannot_be_known() -> None:
-    names = {staging.new_name("12_3") for _ in range(100)}
+    names = {staged_env.new_name("12_3") for _ in range(100)}
     assert len(names) == 100
     assert all(re.fullmatch(r"cluster_ddp-env-12_3-[A-Za-z0-9]{10}", name) for name in names)
 
@@ -118,11 +118,11 @@ def test_names_cannot_be_known() -> None:
 def test_the_last_task_of_the_node_removes_it(node: Node) -> None:
     node.unpack()
     first, second = node.use(), node.use()
-    staging.remove(first)
+    staged_env.remove(first)
     assert output(second) == f"{node.copy}/bin/python"
-    staging.remove(second)
+    staged_env.remove(second)
     assert node.entries() == []
-    staging.remove(Staged(["true"], {}))  # of a task without a copy: nothing happens
+    staged_env.remove(Staged(["true"], {}))  # of a task without a copy: nothing happens
 
 
 def test_what_the_command_has_started_keeps_the_copy(node: Node) -> None:
@@ -131,12 +131,12 @@ def test_what_the_command_has_started_keeps_the_copy(node: Node) -> None:
     staged = node.use()
     child = os.posix_spawn("/bin/sleep", ["sleep", "60"], staged.env)
     try:
-        staging.remove(staged)
+        staged_env.remove(staged)
         assert node.entries() == [node.copy.name]
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    staging._remove_unused(node.copy)
+    staged_env._remove_unused(node.copy)
     assert node.entries() == []
 
 
@@ -244,7 +244,7 @@ def test_nothing_is_removed_while_it_is_unpacked(node: Node, monkeypatch: pytest
     def tar(*words: Any, **options: Any) -> Any:
         part = node.disk / f"{node.copy.name}.part"
         os.utime(part, (0, 0))
-        staging._remove_leftovers(node.disk)
+        staged_env._remove_leftovers(node.disk)
         return run(*words, **options)
 
     with monkeypatch.context() as patch:
@@ -327,7 +327,7 @@ def job(node: Node) -> tuple[str, str]:
     said = node.unpack()
     staged = node.use()
     used = output(staged)
-    staging.remove(staged)
+    staged_env.remove(staged)
     return said, used
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.model.tensors import content
+from cluster_ddp.runtime.model.dtensor_pieces import content
 
 log = logging.getLogger("cluster_ddp")
 

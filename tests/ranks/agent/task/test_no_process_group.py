@@ -1,4 +1,4 @@
-"""agent.task.trains_alone: whether a rank surely trains alone; real processes map a library like torch's."""
+"""agent.task.no_process_group: whether a rank surely trains alone; real processes map a library like torch's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import trains_alone
+from cluster_ddp.agent.task import no_process_group
 
 MAP = "import mmap, socket, sys, time; file = open(sys.argv[1], 'rb')\n"
 MAP += "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
@@ -58,20 +58,20 @@ def test_who_has_torch_and_no_connection_is_alone(
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         pid = stack.enter_context(running(code, tmp_path / library, str(server.getsockname()[1]), shell=shell))
-        assert trains_alone.is_alone(pid) is is_alone
+        assert no_process_group.is_alone(pid) is is_alone
 
 
 def test_of_a_process_that_has_ended_or_cannot_be_seen_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["true"]) as process:
         pass
-    assert not trains_alone.is_alone(process.pid)
+    assert not no_process_group.is_alone(process.pid)
 
     def refuse(pid: int) -> bool:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(trains_alone, "_has_torch", lambda pid: True)
-    monkeypatch.setattr(trains_alone, "_has_tcp", refuse)
-    assert not trains_alone.is_alone(1)
+    monkeypatch.setattr(no_process_group, "_has_torch", lambda pid: True)
+    monkeypatch.setattr(no_process_group, "_has_tcp", refuse)
+    assert not no_process_group.is_alone(1)
 
 
 class Said(Client):
@@ -109,17 +109,17 @@ def test_it_is_said_once_when_it_is_time(
     said: list[tuple[str, int]],
 ) -> None:
     """Afterwards a rank's agent sleeps until the rank ends, as it does if there is one rank."""
-    monkeypatch.setattr(trains_alone, "is_alone", lambda pid: True)
+    monkeypatch.setattr(no_process_group, "is_alone", lambda pid: True)
     client = Said()
-    check = trains_alone.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
+    check = no_process_group.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
     if has_joined:
         rank_notes.joined({"CLUSTER_DDP_NOTES": str(tmp_path)}, 3)
-    assert check.look() == (trains_alone.EVERY_S if rank is not None and world_size > 1 else float("inf"))
+    assert check.look() == (no_process_group.EVERY_S if rank is not None and world_size > 1 else float("inf"))
     assert client.said == []
     while (wait_s := check.look()) < float("inf"):
         now[0] += wait_s
         assert client.said == []
-    assert rank is None or world_size == 1 or now[0] - 1000 >= trains_alone.LAST_LOOK_S
+    assert rank is None or world_size == 1 or now[0] - 1000 >= no_process_group.LAST_LOOK_S
     assert check.look() == float("inf")
     check.ended()
     assert client.said == said
@@ -142,9 +142,9 @@ def test_a_short_training_that_was_alone_is_told_at_its_end(
     said: list[tuple[str, int]],
 ) -> None:
     left = list(looks)
-    monkeypatch.setattr(trains_alone, "is_alone", lambda pid: left.pop(0))
+    monkeypatch.setattr(no_process_group, "is_alone", lambda pid: left.pop(0))
     client = Said()
-    check = trains_alone.GroupCheck(1, 3, 4, Notes(tmp_path), client)
+    check = no_process_group.GroupCheck(1, 3, 4, Notes(tmp_path), client)
     while left:
         now[0] += check.look()
     assert client.said == []

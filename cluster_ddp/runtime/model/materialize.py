@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.model.tensors import broadcast_storage, content, is_sharded, local_part, require_same
+from cluster_ddp.runtime.model.dtensor_pieces import broadcast_storage, content, is_sharded, local_part, require_same
 
 META = torch.device("meta")
 

@@ -18,13 +18,13 @@ from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
-from cluster_ddp.doctor.step import comparison, judgement, tcp_connect
+from cluster_ddp.doctor.step import comparison, connect_errors, judgement
 from cluster_ddp.doctor.step.links import Link
 from cluster_ddp.doctor.step.rank import REPORT_S, SETTLE_LOSSY_S, SETTLE_S, TIER_S, Identity, Options, Rank
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import SPEAKS, ReportFolder
 from cluster_ddp.errors import USAGE_EXIT_STATUS
-from cluster_ddp.runtime.failure import suspects
+from cluster_ddp.runtime.failure import sick_nodes
 
 _SAID_EVERY_S = 10
 # How much later a message of rank 0 may come.
@@ -79,7 +79,7 @@ class Leader(Rank):
             found += comparison.differences(topology, reports)
             if self._server.port_error is None:
                 apart = {rank: one for rank, one in sorted(reports.items()) if one.get("by") == "file" and rank}
-                found += [tcp_connect.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
+                found += [connect_errors.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
         return found, _measured(reports)
 
     def _network(self) -> tuple[list[Finding], str]:
@@ -141,7 +141,7 @@ class Leader(Rank):
         """Return the ranks of `here` that have not answered in a tier, and whether that may be their nodes' fault."""
         hosts = {rank: str(one["host"]) for rank, one in here.items()}
         reached = {rank: host for rank, host in hosts.items() if rank in answers or rank in self._server.closed}
-        may_accuse = suspects.may_accuse(reached, self.identity.world_size, self.env)
+        may_accuse = sick_nodes.may_accuse(reached, self.identity.world_size, self.env)
         return [
             comparison.ended(rank, host, tier, accuses=may_accuse or rank in reached)
             for rank, host in hosts.items()
@@ -210,9 +210,9 @@ class Follower(Rank):
         topology, size, failures = self.identity.topology, self.identity.world_size, self._client.failures
         found = comparison.findings(server.gather("nodes", size, 1.0))
         here = server.gather("here", 0, 0.0)
-        if topology is not None and (0 in here or tcp_connect.UNREACHED_HINTS.keys() & failures.values()):
+        if topology is not None and (0 in here or connect_errors.UNREACHED_HINTS.keys() & failures.values()):
             report = {**self.report, "failures": failures}
-            found.append(tcp_connect.no_way(self.identity.rank, report, topology.master_addr))
+            found.append(connect_errors.no_way(self.identity.rank, report, topology.master_addr))
         found += comparison.missing(topology, size, here, self.options.wait_s, self.env)
         self._client.close()
         return self._speak("nodes", found)
