@@ -385,3 +385,12 @@ def test_ranks_that_do_not_exist_are_not_waited_for() -> None:
     assert found.what.startswith("WORLD_SIZE=6, but this step has 4 tasks:") and "--ntasks=6" in found.hint
     (found,) = comparison.missing(replace(TOPOLOGY, launcher="torchrun", world_size=6), 6, reports, 3, env)
     assert found.what.startswith("2 of 6 ranks did not report within 3 s: ")
+
+
+def test_a_line_that_was_cut_off_is_left_out() -> None:
+    reading, writing = os.pipe()
+    words = ["sh", "-c", """printf '{"item": 1}\\n{"it'"""]
+    pid = os.posix_spawn("/bin/sh", words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writing, 1)])
+    os.close(writing)
+    found = all_checks._result(pid, reading, time.monotonic() + 10)
+    assert found == all_checks.Result([1], failure="its process ended: exit status 0")

@@ -175,6 +175,17 @@ def test_a_run_that_slurm_does_not_know_ended_as_its_agent_says(
     assert rows(capsys)[0][2] == state
 
 
+def test_of_the_runs_that_have_failed_it_says_how_to_resume(capsys, fake_slurm: FakeSlurm) -> None:
+    for job, name in ((12, "done"), (13, "lost"), (14, "works"), (15, "empty")):
+        fake_slurm.command("sbatch", f"echo {job}")
+        run_dir = submit(name)
+        if name != "empty":
+            (run_dir / "step-10.pt").touch()
+    slurm_says(fake_slurm, record(12, "COMPLETED"), record(13, "FAILED"), record(14), record(15, "FAILED"))
+    (hint,) = (line for line in table(capsys).splitlines() if "resume" in line)
+    assert hint.startswith("To resume job 13: ") and "lost-" in hint
+
+
 def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
     submit(array="0-3%2")
     slurm_says(fake_slurm, record(12, "PENDING", task="2-3%2"), record(12, task="0"), record(12, "FAILED", task="1"))
