@@ -56,7 +56,10 @@ os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
 os.nice(15)
 try:
-    link = links.measure("node1", "node2", "127.0.0.1", links.Listener().port)
+    for attempt in range(8):  # where other processes compute, too, no piece may arrive in time
+        link = links.measure("node1", "node2", "127.0.0.1", links.Listener().port)
+        if link.bytes_per_s is not None:
+            break
     print([found.evidence for found in judgement.of_links([link])], link.bytes_per_s)
 finally:
     for other in others:
