@@ -36,11 +36,15 @@ def before_now(method: Callable[[], object]) -> None:
 
 
 def now(status: int) -> NoReturn:
-    """End the process with a status, after the methods of `before_now` (at most 60 s). Callable from any thread."""
+    """End the process with a status, after the methods of `before_now` (at most 60 s). Callable from any thread.
+
+    Output that can't be written does not change the status: what was stopped in time, or finished, stays so.
+    """
     keeping = threading.Thread(target=_keep, daemon=True)
     keeping.start()
     keeping.join(_PATIENCE_S)
-    _end(status)
+    _is_output_written()
+    os._exit(status)
 
 
 def _keep() -> None:
@@ -66,7 +70,8 @@ def after(run: Callable[[], None], shared: Mapping[str, ModuleType] | None = Non
     if shared is not None:
         threading.excepthook = lambda arguments: None  # daemon threads lose their modules now
         _drop([name for name, module in sys.modules.items() if module is not shared.get(name)])
-    _end(status)
+    is_written = _is_output_written()
+    os._exit(status or (0 if is_written else _STATUS_OF_LOST_OUTPUT))
 
 
 def _status(code: object) -> int:
@@ -96,9 +101,10 @@ def _flush_files() -> None:
                 one.flush()
 
 
-def _end(status: int) -> NoReturn:
-    is_written = [_is_written(stream) for stream in (sys.stdout, sys.stderr)]
-    os._exit(status or (0 if all(is_written) else _STATUS_OF_LOST_OUTPUT))
+def _is_output_written() -> bool:
+    """Flush stdout and stderr. Returns whether both could be."""
+    is_written = [_is_written(stream) for stream in (sys.stdout, sys.stderr)]  # both are flushed
+    return all(is_written)
 
 
 def _is_written(stream: object) -> bool:
