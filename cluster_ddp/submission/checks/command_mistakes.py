@@ -129,8 +129,8 @@ def _launcher(words: Sequence[str]) -> str | None:
 
 
 def _behind_options(words: list[str]) -> list[str]:
-    """The words behind the options of a program that runs another: that one, or a word of its own."""
-    while words and (words[0].startswith("-") or words[0][0].isdigit() or ASSIGNMENT.fullmatch(words[0])):  # timeout 10
+    """The words behind the options of a program that runs another: that one, or a word of its own (timeout 10)."""
+    while words and (words[0].startswith("-") or words[0][:1].isdigit() or ASSIGNMENT.fullmatch(words[0])):
         value = next(iter(words[1:]), "") if words[0].startswith("-") else ""
         is_program = value in _FIRST_WORDS or is_interpreter(Path(value).name) or shutil.which(value)
         words = words[1 if not value or value.startswith("-") or is_program else 2 :]

@@ -91,6 +91,8 @@ def test_a_nested_launcher_is_refused_with_a_cure(command: str, launcher: str, i
         "python",
         "env",
         "uv run",
+        "nice ''",
+        "bash -c 'time \"\"'",
     ],
 )
 def test_other_commands_are_not(command: str) -> None:
