@@ -81,7 +81,8 @@ def target(command: Sequence[str], *, no_script: str = "") -> Target:
             return Target("code", words[at + 1 :], at)
         if letter == "m":
             return Target("module", [*filter(None, [attached]), *words[at + 1 :]], at)
-        at += 2 if option in _WITH_VALUE or (letter and not attached) else 1
+        # To a letter of a shell, such as -oe, belongs the next word (bash(1)).
+        at += 2 if option in _WITH_VALUE or (letter and (name in SHELLS or not attached)) else 1
     return Target("script" if at < len(words) else "nothing", words[at:], at)
 
 

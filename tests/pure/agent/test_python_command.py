@@ -49,3 +49,8 @@ def test_what_is_no_script_of_pythons_is_refused(command: str, found: str) -> No
 
 def test_an_interactive_python_runs_a_script_too() -> None:
     assert target(["python", "-i", "train.py"])[:2] == ("script", ["train.py"])
+
+
+@pytest.mark.parametrize("options", ["", "-e", "-o pipefail", "-euo pipefail", "-oe pipefail", "+O extglob -x", "--"])
+def test_the_script_of_a_shell_stands_behind_its_options_and_their_values(options: str) -> None:
+    assert target(["bash", *options.split(), "run.sh", "-c"])[:2] == ("script", ["run.sh", "-c"])
