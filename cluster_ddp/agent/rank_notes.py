@@ -110,7 +110,8 @@ def lock(path: Path, how: int = fcntl.LOCK_EX) -> int:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         seen = os.fstat(folder)
-        if seen.st_uid != os.geteuid() or ownership.others(seen):
+        may_be_written = stat.S_IMODE(seen.st_mode) & 0o022  # else no names are looked up: each task locks a folder
+        if seen.st_uid != os.geteuid() or (may_be_written and ownership.others(seen)):
             raise PermissionError(errno.EPERM, "others may have written it", str(path))
         fcntl.flock(folder, how | fcntl.LOCK_NB)
         if not os.path.samestat(seen, path.lstat()):

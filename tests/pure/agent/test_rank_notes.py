@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -91,6 +93,25 @@ def test_the_folder_is_its_owners_and_in_memory_if_that_can_be(
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
             (folder / "failed-1").touch()
     assert not one.exists() and not other.exists()
+
+
+def test_no_name_service_is_asked_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each task makes one: thousands would ask at the same time, and it may not answer."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(rank_notes, "_IN_MEMORY", tmp_path)
+    asked: list[object] = []
+    monkeypatch.setattr(pwd, "getpwuid", asked.append)
+    monkeypatch.setattr(grp, "getgrgid", asked.append)
+    with rank_notes.folder() as folder:
+        assert folder.parent == tmp_path
+    assert asked == []
+
+
+@pytest.mark.parametrize("mode", [0o722, 0o702])
+def test_a_folder_that_others_may_write_is_not_locked(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(PermissionError, match="others may have written it"):
+        rank_notes.lock(tmp_path)
 
 
 def test_without_any_place_nothing_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
