@@ -185,6 +185,7 @@ class Collectives:
         mine = [torch.as_tensor(value, dtype=torch.float64).reshape(()).to(self.device) for value in values]
         total = self.all_reduce(torch.stack(mine), operation)
         self.synchronize()
+        rank_progress.note_progress()  # now it has ended on a GPU, too
         return list(map(float, total.tolist()))
 
 

@@ -17,6 +17,8 @@ from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
+from cluster_ddp.runtime.device import interruptible_wait
+from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.rendezvous.host_setup import interface_towards
 
 JOB_ID = job_ids()
@@ -246,3 +248,23 @@ def test_submitits_local_executor(tmp_path: Path) -> None:
 def test_the_interface_of_the_route_is_found() -> None:
     assert interface_towards("127.0.0.1") == "lo"
     assert interface_towards("no-such-host.invalid") is None
+
+
+def sum_on_a_slow_device() -> None:
+    ends: list[float] = []
+
+    def for_device(*_: object, **__: object) -> None:
+        time.sleep(0.1)
+        ends.append(time.monotonic())
+
+    with cluster_ddp.distributed(cuda=False) as world:
+        rank_progress.note_step()
+        interruptible_wait.for_device = for_device
+        world.sum(1)
+        print("progress:", rank_progress.last_s >= ends[-1])
+
+
+def test_a_sum_is_progress_once_the_device_has_it(tmp_path: Path) -> None:
+    """A GPU waits in it for ranks that are late; the hang watch must not count that time twice."""
+    ends = run_ranks(sum_on_a_slow_device, [slurm_step(rank, 2, job_id=JOB_ID + 6) for rank in range(2)], tmp_path)
+    assert [(end.exit_code, "progress: True" in end.output) for end in ends] == [(0, True)] * 2, ends
