@@ -1,4 +1,4 @@
-"""agent.job.restart.decision: which nodes of the allocation train; and Slurm's part, with a scontrol that stands in."""
+"""agent.job.restart.job_nodes: which of the nodes train; and Slurm's part, with a scontrol that stands in."""
 
 from __future__ import annotations
 
