@@ -139,11 +139,11 @@ class HangWatch:
         return None
 
     def _watch(self) -> None:
-        wait_s = 0.0
-        while not self._stopped.wait(wait_s):
-            with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
+        with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
+            self._open_file()  # the store has enough to do while all ranks begin
+        while not self._stopped.wait(min(self._every_s, max(0.0, self._end_at - time.monotonic()))):
+            with contextlib.suppress(Exception):
                 self._look()
-            wait_s = min(self._every_s, max(0.0, self._end_at - time.monotonic()))
 
     def _look(self) -> None:
         """Note where this rank is, and answer if that is due: no step came, or another rank asks."""

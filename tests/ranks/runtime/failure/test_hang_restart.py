@@ -98,3 +98,20 @@ def test_a_full_disk_silences_no_rank(folder: Path, monkeypatch: pytest.MonkeyPa
     watch._workers.close()
     assert watch._file is not None
     watch._file.close()
+
+
+def test_the_store_is_left_alone_while_all_ranks_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of stacks is there at once."""
+    monkeypatch.setenv(Env.RUN_DIR, str(folder))
+    asked: list[object] = []
+    topology = Topology.from_environ(slurm_step(1, 2, job_id=1))
+    watch = HangWatch(topology, asked.append, warning_s=600.0, timeout_s=600.0)
+    watch.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "stack-rank1.txt").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert asked == [] and (folder / "stack-rank1.txt").exists()
+    finally:
+        watch.stop()
