@@ -57,7 +57,7 @@ class ThisMachine:
         host, started = socket.gethostname(), processes.started(process.pid)
         return JobFile(str(process.pid), time=time.time(), host=host, process=started)
 
-    def abandon(self, job: JobFile) -> None:
+    def abandon(self, job: JobFile, folder: Path) -> None:
         """End the job, and wait for its end."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):

@@ -55,18 +55,20 @@ class Slurm:
             answer = commands.submit(text=script, options=options, env=env)
         except SlurmError as error:
             if comment and isinstance(error.__cause__, subprocess.TimeoutExpired):
+                _end_chain(folder)
                 raise _without_answer(comment, error) from error
             raise
         return JobFile(str(answer.job_id), answer.cluster, time.time())
 
-    def abandon(self, job: JobFile) -> None:
+    def abandon(self, job: JobFile, folder: Path) -> None:
         """Cancel the job, and wait until its processes have ended: its run directory is to be removed.
 
         Raises:
             SlurmError: the controller doesn't answer. The job then still exists, and keeps its run directory.
         """
+        _end_chain(folder)
         try:
-            commands.cancel([job.job], cluster=job.cluster)
+            commands.cancel([*dict.fromkeys([*reversed(chain_file.read(folder).all), job.job])], cluster=job.cluster)
         except SlurmError as error:
             raise SlurmError(
                 f"Cancelling job {job.job}:", f"{error.found} It waits or runs.", f"scancel {job.job}"
@@ -145,6 +147,13 @@ def _is_chain(folder: Path, label: str) -> bool:
         record = run_dirs.read(folder)
         return bool(record["spec"].get("chain")) and label in (record["job"], *chain_file.read(folder).all)
     return False
+
+
+def _end_chain(folder: Path) -> None:
+    """Let a chain's job cancel the next one: it may be submitting that now, and looks for this file afterwards."""
+    with contextlib.suppress(RunDirError, OSError):
+        if run_dirs.read(folder)["spec"].get("chain"):
+            (folder / File.CANCELLED).touch()
 
 
 def _without_answer(mark: str, error: SlurmError) -> SlurmError:

@@ -19,6 +19,7 @@ from stand_ins import FakeSlurm, fake_slurm
 from cluster_ddp.agent import job_file
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecError
 from cluster_ddp.jobs import find_runs
+from cluster_ddp.protocol import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.submission import resume, run_dirs, submit_plan
 from cluster_ddp.submission.frozen import frozen_agent
@@ -264,6 +265,23 @@ def test_a_signal_takes_the_job_back_and_then_ends_the_process(
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
     assert done.returncode == -signal.Signals[f"SIG{name}"]
     assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == []
+
+
+def test_the_chain_of_a_job_that_is_taken_back_ends(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    """The first job has started before sbatch has answered, and has submitted the next one."""
+    note = """cd runs/fit-*; echo '{"job": "12", "number": 0, "next": "13", "why": ""}' >chain.jsonl"""
+    fake_slurm.command("sbatch", f"kill -TERM {os.getpid()}; sleep 0.2; {note}; echo 12")
+    fake_slurm.command("scancel", 'ls -A runs/fit-* >"$0.seen"')
+    fake_slurm.command("squeue", "true")
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            submit(JobSpec(name="fit", command=("t",), chain=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert fake_slurm.calls("scancel") == [["13", "12"]]
+    assert File.CANCELLED in (fake_slurm.folder / "scancel.seen").read_text().split()
     assert files(in_a_folder) == []
 
 
