@@ -17,7 +17,7 @@ from cluster_ddp.submission.job import Job
 
 
 def in_folder(runs_dir: Path) -> list[RunRecord]:
-    """Return the runs of a folder, in the order of submission; no whole arrays, and none that has no job yet."""
+    """Return the runs of a folder, in the order of submission; no whole arrays, and none that never had a job."""
     found, folders = [], list[Path]()
     with suppress(OSError):
         folders = [runs_dir / one.name for one in os.scandir(runs_dir) if one.is_dir(follow_symlinks=False)]
@@ -31,8 +31,15 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
             found.append(
                 RunRecord(run_dir=path, name=path.name, began_s=run_record.changed_s(path), problem=error.found)
             )
-    runs = [one for one in found if not one.is_whole_array and (one.job or one.problem or not one.is_submitted)]
+    runs = [one for one in found if not one.is_whole_array and _had_job(one)]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
+
+
+def _had_job(record: RunRecord) -> bool:
+    """Whether a run has a job, or had one: a submission that resumes it may have been killed before it had the next."""
+    if record.job or record.problem or not record.is_submitted:
+        return True
+    return any(record.run_dir.glob(ASIDE.format("*")))
 
 
 def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] = in_folder) -> list[RunRecord]:

@@ -138,8 +138,9 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
     refuse_others(path / File.SPEC)  # the job would run its content as us
     record = run_dirs.read(path)
     if not record["job"]:
-        found = "no job is known of it: another submission is under way, or was killed before it had one."
-        raise RunDirError(f"Resuming {path}:", found, f"if none is under way: rm {shlex.quote(str(path / File.SPEC))}")
+        found = "no job is known of it: another submission is under way, or was killed before it knew its job."
+        undo = run_dirs.undo_command(path)
+        raise RunDirError(f"Resuming {path}:", found, f"if squeue --me shows none, either, undo that: {undo}")
     if record["spec"].get("array") is not None:
         found = f"it is the directory of a whole array, job {record['job']}; its tasks are resumed one by one."
         raise SpecError(f"Resuming {path}:", found, run_dirs.resume_command(path.with_name(f"{path.name}_0")))

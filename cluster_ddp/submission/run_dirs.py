@@ -52,6 +52,15 @@ def resume_command(run_dir: Path) -> str:
     return f"{RESUME} {shlex.quote(str(run_dir))}"
 
 
+def undo_command(run_dir: Path) -> str:
+    """Return the command that takes back what a killed submission has written into a run directory."""
+    if asides := [*run_dir.glob(ASIDE.format("*"))]:
+        last = shlex.quote(str(max(asides, key=lambda aside: aside.stat().st_mtime)))
+        return f"mv {last}/* {shlex.quote(str(run_dir))} && rmdir {last}"
+    written = (File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.FUNCTION)
+    return shlex.join(["rm", *(str(run_dir / name) for name in written if (run_dir / name).exists())])
+
+
 def has_results(run_dir: Path) -> bool:
     """Return whether a run directory has checkpoints or files of the script: without, nothing can be resumed."""
     with contextlib.suppress(OSError):

@@ -106,6 +106,33 @@ def test_a_submission_that_is_under_way_is_no_run_yet(fake_slurm: FakeSlurm) -> 
         resume.find(job.run_dir, Path("runs"))
 
 
+def test_a_run_whose_next_submission_was_killed_stays_and_can_be_resumed(fake_slurm: FakeSlurm) -> None:
+    (job,) = submit()
+    (job.run_dir / "outcome.json").write_text("{}")
+    fake_slurm.command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    fake_slurm.command("sacct", "true")
+    fake_slurm.command("sbatch", "kill -KILL $PPID; sleep 1")
+    words = [sys.executable, "-m", "cluster_ddp.submit", "--no-check", "--resume", str(job.run_dir)]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert [one.run_dir for one in find_runs.in_folder(Path("runs").resolve())] == [job.run_dir]
+    with pytest.raises(RunDirError, match="another submission is under way, or was killed") as raised:
+        resume.find(job.run_dir, Path("runs"))
+    subprocess.run(["bash", "-c", raised.value.hint.partition("undo that: ")[2]], check=True)
+    assert resume.find(job.run_dir, Path("runs")).job == "12"
+    assert files(job.run_dir) == ["agent.pyz", "job.json", "job.sbatch", "outcome.json", "spec.json"]
+
+
+def test_a_folder_that_a_killed_submission_was_to_use_can_be_used(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "mine").mkdir()
+    (job,) = submit(earlier=resume.find("mine", Path("runs")))
+    (job.run_dir / "job.json").unlink()
+    with pytest.raises(RunDirError) as raised:
+        resume.find("mine", Path("runs"))
+    subprocess.run(["bash", "-c", raised.value.hint.partition("undo that: ")[2]], check=True)
+    assert submit(earlier=resume.find("mine", Path("runs")))[0].run_dir == job.run_dir
+
+
 def test_a_folder_of_ones_own_called_latest_stays(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     (in_a_folder / "runs" / "latest").mkdir(parents=True)
     submit()
