@@ -52,7 +52,8 @@ def write(folder: Path, job: JobFile, *, shared: bool) -> None:
 
 
 def whole_array(folder: Path, array_task: object) -> Path:
-    """Return the directory of a whole array, by that of one of its tasks."""
+    """Return the directory of a whole array, by that of one of its tasks; `folder` itself if it was renamed."""
+    folder = folder.resolve()  # it may be ".", or a link
     return folder.with_name(folder.name.removesuffix(f"_{array_task}"))
 
 
@@ -120,7 +121,8 @@ def complete(folder: Path, job: JobFile, *, shared: bool) -> None:
         spec = json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES))
         if "job" in spec or os.path.lexists(folder / File.JOB):  # an earlier release wrote it into spec.json
             return
-        if (task := spec.get("array_task")) is not None:
-            complete(whole_array(folder, task), job._replace(job=job.job.partition("_")[0]), shared=shared)
+        task = spec.get("array_task")
+        if task is not None and (whole := whole_array(folder, task)) != folder.resolve():
+            complete(whole, job._replace(job=job.job.partition("_")[0]), shared=shared)
         write(folder, read(folder, task) or job, shared=shared)
         link(folder, job.job)

@@ -17,6 +17,7 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import job_file
+from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecError
 from cluster_ddp.jobs import find_runs
 from cluster_ddp.protocol import File
@@ -179,6 +180,14 @@ def test_an_array_is_one_call_and_a_folder_for_each_task(fake_slurm: FakeSlurm, 
     assert [one["command"] for one in described] == [["t", f"--seed={s}", lr] for s in "56" for lr in ("0.1", "1.0")]
     assert described[2]["values"] == {"seed": "6", "lr": "0.1"}
     assert [path.parent for path in in_a_folder.rglob("agent.pyz")] == [whole], "one for all"
+
+
+def test_a_task_that_waits_is_known_in_its_own_folder(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = submit(JobSpec(name="fit", command=("t",), array="0-1"))[1]
+    monkeypatch.chdir(task.run_dir)
+    assert [one.job for one in find_runs.find(".", Path("runs"))] == ["12_1"]
+    job_file.complete(task.run_dir.rename(task.run_dir.with_name("mine")), JobFile("14"), shared=False)
+    assert run_dirs.read(Path("../mine"))["job"] == "14"
 
 
 def test_in_an_array_a_function_gets_its_tasks_values(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
