@@ -89,9 +89,13 @@ def of_run(record: RunRecord, *, to_read: bool = False) -> Job:
     """Return the job of a run directory.
 
     Raises:
-        JobError: no submission made it. If only its logs are read (`to_read`), those of `cluster-ddp launch` will do.
+        JobError: no submission made it, or its job is not known (yet). If only its logs are read (`to_read`), those of
+            `cluster-ddp launch` will do.
     """
     logs = len(list(record.run_dir.glob(File.TASK_LOG.format("*")))) if to_read and not record.is_submitted else 0
+    if record.is_submitted and not record.job:
+        found = "it is not known: its submission is under way, or was killed before it knew the job."
+        raise JobError(f"The job of {record.run_dir}:", found, f"look for it: squeue --me --name={record.name}")
     if not (logs or (record.is_submitted and record.runs_on)):
         found = "cluster-ddp submit did not start it: its output is where its terminal or its own script wrote it."
         hint = f"read {output}" if (output := _output(record)) else "cluster-ddp submit -- COMMAND keeps the logs there"

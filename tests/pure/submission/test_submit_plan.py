@@ -18,8 +18,8 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import job_file
 from cluster_ddp.agent.job_file import JobFile
-from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecError
-from cluster_ddp.jobs import find_runs
+from cluster_ddp.errors import JobError, JobNotFoundError, RunDirError, SlurmError, SpecError
+from cluster_ddp.jobs import find_runs, run_record
 from cluster_ddp.protocol import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.submission import resume, run_dirs, submit_plan
@@ -105,6 +105,8 @@ def test_a_submission_that_is_under_way_is_no_run_yet(fake_slurm: FakeSlurm) -> 
     assert find_runs.in_folder(Path("runs")) == []
     with pytest.raises(RunDirError, match="another submission is under way, or was killed"):
         resume.find(job.run_dir, Path("runs"))
+    with pytest.raises(JobError, match=r"its submission is under way, or was killed .*\n  Hint: .* --name=fit"):
+        find_runs.of_run(run_record.read(job.run_dir))
 
 
 def test_a_run_whose_next_submission_was_killed_stays_and_can_be_resumed(fake_slurm: FakeSlurm) -> None:
