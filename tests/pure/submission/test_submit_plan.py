@@ -89,6 +89,17 @@ def test_of_an_id_that_is_used_again_the_link_leads_to_the_last_job(fake_slurm: 
     assert run_dirs.read(first.run_dir)["job"] == run_dirs.read(second.run_dir)["job"] == "12"
 
 
+def test_a_link_that_can_not_be_replaced_is_not_named(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    """In a shared folder with the sticky bit, it may be another user's, of another cluster's job."""
+    (in_a_folder / "runs").mkdir()
+    (in_a_folder / "runs" / "fit-12").symlink_to("another")
+    (job,) = submit()
+    assert job.link == in_a_folder / "runs" / "fit-12"
+    job.link.unlink()
+    (in_a_folder / "runs" / "fit-12").symlink_to("another")
+    assert job.link == job.run_dir
+
+
 def test_a_run_is_listed_once(fake_slurm: FakeSlurm) -> None:
     (job,) = submit()
     tasks = submit(JobSpec(name="fit", command=("t",), array="0-1"))
