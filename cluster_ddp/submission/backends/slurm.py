@@ -21,6 +21,7 @@ from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import job_identity, packed_status
 
+_TIMED_OUT = "timed out"  # "Socket timed out on send/recv operation": a busy controller may have taken the job
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts it as --comment
 
 
@@ -46,15 +47,16 @@ class Slurm:
         """Submit the script in a run directory. The job may start at once.
 
         Raises:
-            SlurmError: sbatch refused; or it did not answer in time. The job is then cancelled if squeue shows it; the
-                error says which.
+            SlurmError: sbatch refused; or it, or the controller, did not answer in time. The job is then cancelled if
+                squeue shows it; the error says which.
         """
         script, env = (folder / File.BATCH_SCRIPT).read_text(), shell_env.inherited(os.environ)
         try:
             options = [*([f"--comment={comment}"] if comment else []), *options]
             answer = commands.submit(text=script, options=options, env=env)
         except SlurmError as error:
-            if comment and isinstance(error.__cause__, subprocess.TimeoutExpired):
+            is_late = isinstance(error.__cause__, subprocess.TimeoutExpired) or _TIMED_OUT in error.found
+            if comment and is_late:
                 _end_chain(folder)
                 raise _without_answer(comment, error) from error
             raise
@@ -157,10 +159,11 @@ def _end_chain(folder: Path) -> None:
 
 
 def _without_answer(mark: str, error: SlurmError) -> SlurmError:
-    """Cancel the job that sbatch may have submitted before it was ended."""
+    """Cancel the job that sbatch may have submitted all the same."""
+    said = error.found.rstrip(".")
     if commands.cancel_by_comment(mark):
-        return SlurmError(error.asked, f"{error.found} It had submitted the job, which is now cancelled.", error.hint)
-    found = f"{error.found} squeue shows no job of it so far. One that still appears would fail."
+        return SlurmError(error.asked, f"{said}. It had submitted the job, which is now cancelled.", error.hint)
+    found = f"{said}. squeue shows no job of it so far. If one still appears, cancel it."
     return SlurmError(error.asked, found, f"look for it later: squeue --me --format='%i %k' | grep {mark}")
 
 

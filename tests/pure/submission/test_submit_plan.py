@@ -368,6 +368,20 @@ def test_sbatch_that_does_not_answer_leaves_no_job(
     assert files(in_a_folder) == []
 
 
+def test_a_job_whose_submission_timed_out_at_the_controller_is_cancelled(
+    fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch fails, but the controller, which is busy, may still take the job."""
+    said = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    fake_slurm.command("sbatch", f'printf "%s\n" "$@" | sed -n s/--comment=//p >"$0.mark"; echo "{said}" >&2; exit 1')
+    fake_slurm.command("squeue", f'echo "12 $(cat "{fake_slurm.folder}/sbatch.mark")"')
+    monkeypatch.setattr(commands, "TIMEOUT_S", 2.0)
+    with pytest.raises(SlurmError, match=r"send/recv operation\. It had submitted the job, which is now cancelled\."):
+        submit()
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == []
+
+
 def test_a_comment_of_ones_own_stays(fake_slurm: FakeSlurm) -> None:
     submit(JobSpec(name="fit", command=("t",), sbatch_options=("--comment=mine",)))
     assert not any("--comment" in word for word in fake_slurm.calls("sbatch")[0])
