@@ -41,6 +41,12 @@ def new_name(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
+def name_in(folder: Path) -> str | None:
+    """Return the job's name, by that of its run directory; None if no submission has named that."""
+    named = _NAMED.fullmatch(folder.name)
+    return named[1] if named else None
+
+
 def write(folder: Path, job: JobFile, *, shared: bool) -> None:
     """Write job.json.
 
@@ -81,8 +87,8 @@ def read(folder: Path, array_task: object = None) -> JobFile | None:
 
 def link_of(folder: Path, job: str) -> Path | None:
     """Return where the link NAME-ID to a run directory is; None if no submission has named that."""
-    named = _NAMED.fullmatch(folder.name)
-    return folder.with_name(f"{named[1]}-{job}") if named else None
+    name = name_in(folder)
+    return None if name is None else folder.with_name(f"{name}-{job}")
 
 
 def link(folder: Path, job: str) -> Path | None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent import job_file
 from cluster_ddp.errors import nearest
 from cluster_ddp.files import ensure_dir
 from cluster_ddp.protocol import TRACKERS, File
@@ -107,7 +108,8 @@ class Tracking:
             log.warning("Tracking in %s failed: %s. The training continues without.", folder, error.strerror or error)
             return
         # The libraries refuse some characters, or take them for a search.
-        project = re.sub(r"[^\w.-]", "_", re.sub(r"-[\d_-]+$", "", self._run_dir.name), flags=re.ASCII) or "training"
+        name = job_file.name_in(self._run_dir) or re.sub(r"-[\d_-]+$", "", self._run_dir.name)
+        project = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) or "training"
         run = Run(name=self._run_dir.name, project=project, folder=folder, id=run_id, config=_config(self._run_dir))
         for name in self._names:
             self._guarded(name, self._make, name, run)
