@@ -117,11 +117,15 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
         if one.full_disk:
             print(printable(f"{f'Job {one.job}' if one.job else one.name}: {one.full_disk}"))
     failed = [one for one in found if one.is_submitted and one.state in _ENDED - {"COMPLETED"}]
-    resumable = {one.run_dir: one.job for one in failed if one.run_dir and run_dirs.has_results(one.run_dir)}
+    resumable = {
+        one.run_dir: f"job {one.job}" if one.job else one.name
+        for one in failed
+        if one.run_dir and run_dirs.has_results(one.run_dir)
+    }
     if resumable:
         others = " (the others likewise)" if len(resumable) > 1 else ""
-        run_dir, job = list(resumable.items())[-1]
-        print(printable(f"To resume job {job}{others}: {run_dirs.resume_command(run_dir)}"))
+        run_dir, what = list(resumable.items())[-1]
+        print(printable(f"To resume {what}{others}: {run_dirs.resume_command(run_dir)}"))
 
 
 def _coloured(state: str, text: str) -> str:

@@ -56,7 +56,7 @@ def undo_command(run_dir: Path) -> str:
     """Return the command that takes back what a killed submission has written into a run directory."""
     if asides := [*run_dir.glob(ASIDE.format("*"))]:
         last = shlex.quote(str(max(asides, key=lambda aside: aside.stat().st_mtime)))
-        return f"mv {last}/* {shlex.quote(str(run_dir))} && rmdir {last}"
+        return f"find {last} -mindepth 1 -exec mv -t {shlex.quote(str(run_dir))} {{}} + && rmdir {last}"
     written = (File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.FUNCTION)
     return shlex.join(["rm", *(str(run_dir / name) for name in written if (run_dir / name).exists())])
 
