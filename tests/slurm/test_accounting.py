@@ -83,8 +83,9 @@ def test_the_first_hour(accounted: Cluster, project: Path) -> None:
     (project / "hold").touch()
     submitted = said(accounted, project, "submit", "--", "python", "my_train.py")
     folder = re.search(r"Run directory: (\S+)", submitted)[1]
-    assert f"To end it: cluster-ddp cancel {folder}" in submitted
-    assert "Cancelled job" in said(accounted, project, "cancel", folder)
+    link = re.search(r"To end it: cluster-ddp cancel (\S+)", submitted)[1]
+    assert (project / link).resolve() == (project / folder).resolve()
+    assert "Cancelled job" in said(accounted, project, "cancel", link)
     (project / "hold").unlink()
     deadline = time.monotonic() + scaled(120)
     while not re.search(r"CANCELLED", shown := said(accounted, project, "status")):

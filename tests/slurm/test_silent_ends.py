@@ -23,14 +23,14 @@ def test_a_node_that_can_not_write_the_output_is_said_to(slurm: Cluster, tmp_pat
     place = Place(slurm, tmp_path)
     words = reasons.of_end("FAILED", "None", 53)
     run_dir = place.start("--begin", "now+1hour", "--name", "fit", "--", "true")
-    job = run_dir.name.removeprefix("fit-")
-    shutil.move(run_dir, tmp_path / "kept")
-    run_dir.touch()  # newer Slurms make a folder that is missing
+    job, folder = run_dir.name.removeprefix("fit-"), run_dir.resolve()
+    shutil.move(folder, tmp_path / "kept")
+    folder.touch()  # newer Slurms make a folder that is missing
     commands.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=slurm.env)
     (ended,) = Job(int(job), slurm.env).wait()
     assert (ended.state, ended.signal) == ("FAILED", 53)
-    run_dir.unlink()
-    shutil.move(tmp_path / "kept", run_dir)
+    folder.unlink()
+    shutil.move(tmp_path / "kept", folder)
     (listed,) = job_status.all_jobs(env=slurm.env)[job]
     assert (listed.state, listed.signal) == ("FAILED", 53)
     assert f"Job {job}: {words}.\n" in run(slurm, "status", job, cwd=tmp_path).stdout

@@ -153,7 +153,7 @@ def test_a_loss_that_is_no_number(started: Started) -> None:
     run = started["nan"]
     said = run.failed()
     assert re.search(r"Training, step 9 of epoch 1:\n  rank 1 on node\d: loss nan\.", said)
-    assert f"last good checkpoint: {run.path}/checkpoints/step-00000006.pt" in said
+    assert f"last good checkpoint: {run.path.resolve()}/checkpoints/step-00000006.pt" in said
     said = started["nan continues"].completed()
     assert "loss nan. The update of this step is skipped." in said
 
