@@ -4,19 +4,19 @@ Where it runs is where it stands: `job` on the batch host, or this machine; `tas
 freezes it into the run directory, so it needs the standard library only, of Python 3.9 or later, and of this package no
 more than `submission.frozen.frozen_agent` lists.
 
-job             on the batch host: the start of the ranks, their end, what follows
-task            around each rank
-__main__        `job`, `link`, `task`, `rank`, `spare` and `unpack`
-launch_options  the options of `cluster-ddp launch`, which are the job's
-option_types    what the values of options are
-launch_env      the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
-array_values    the values of an array's tasks, and a command with them
-python_command  what the Python interpreter or the shell of a command runs
-channel         sealed lines between the tasks and the job, and the key that seals them: the side of a task
-channel_server  the side of the job
-rank_notes      what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
-outcome         how a start of a job ended: outcome.json
-job_file        which job has a run directory: job.json, and the link runs/NAME-ID
-chain_file      the jobs of a chain: chain.jsonl
-first_failure   which rank failed first, and why: by what the tasks have told, else by logs
+job              on the batch host: the start of the ranks, their end, what follows
+task             around each rank
+__main__         `job`, `link`, `task`, `rank`, `spare` and `unpack`
+launch_options   the options of `cluster-ddp launch`, which are the job's
+option_types     what the values of options are
+launch_env       the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
+array_values     the values of an array's tasks, and a command with them
+command_program  what the Python interpreter or the shell of a command runs
+channel          sealed lines between the tasks and the job, and the key that seals them: the side of a task
+channel_server   the side of the job
+rank_notes       what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
+outcome          how a start of a job ended: outcome.json
+job_file         which job has a run directory: job.json, and the link runs/NAME-ID
+chain_file       the jobs of a chain: chain.jsonl
+first_failure    which rank failed first, and why: by what the tasks have told, else by logs
 """

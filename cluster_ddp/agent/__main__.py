@@ -46,9 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         asked = launch_options.parse(PROGRAM if verb == "job" else f"{PROGRAM} ({verb})", words)
         if verb == "job":
-            from cluster_ddp.agent.job import launch_job, shell_env
+            from cluster_ddp.agent.job import inherited_env, launch_job
 
-            env = os.environ if asked.packed else shell_env.own(os.environ)  # a packed task's has been looked through
+            env = (
+                os.environ if asked.packed else inherited_env.own(os.environ)
+            )  # a packed task's has been looked through
             if asked.pack is not None:
                 from cluster_ddp.agent.job.pack.pack import Pack
 

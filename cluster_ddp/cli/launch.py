@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster_ddp.agent import launch_options, option_types
 from cluster_ddp.agent.__main__ import PROGRAM
-from cluster_ddp.agent.job import launch_job, shell_env
+from cluster_ddp.agent.job import inherited_env, launch_job
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.launch_options import Options
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         own = joined(own, "--restart-args")
         found = _parsed(own, command)
         asked = launch_options.made(found, command)
-        env = shell_env.own(os.environ)
+        env = inherited_env.own(os.environ)
         _check_place(asked, env)
         _check_range(asked, env)
         check_restarts(asked)

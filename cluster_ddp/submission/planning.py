@@ -11,7 +11,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import job_file, python_command
+from cluster_ddp.agent import command_program, job_file
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.protocol import File
@@ -129,7 +129,7 @@ class Plan:
         if is_function:
             command = submitit_task.runner(self._of_task)
         elif spec.launcher == "fork":
-            python_command.interpreter_words(command)  # refuses what can't be forked
+            command_program.interpreter_words(command)  # refuses what can't be forked
         if self.earlier is not None:  # the command has them from its first start on
             command, restart_args = (*command, *shlex.split(restart_args)), ""
         asked = agent_options(spec, command=command, restart_args=restart_args, function=is_function)

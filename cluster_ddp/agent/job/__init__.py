@@ -13,5 +13,5 @@ restart         what follows a failure, or a stop in time
 chain           where a job is not to be requeued: the next job of its chain
 job_log         writes to the job's log, and reads its last lines
 slurm_commands  runs Slurm's commands; its configuration, when the job started and will end
-shell_env       a job's environment: completed where a shell lacks some of it, cleaned of another job's
+inherited_env   a job's environment: completed where a shell lacks some of it, cleaned of another job's
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.agent import chain_file
-from cluster_ddp.agent.job import job_log, shell_env, slurm_commands
+from cluster_ddp.agent.job import inherited_env, job_log, slurm_commands
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.rank_notes import one_line, read_regular
 from cluster_ddp.protocol import RESUME, Env, File
@@ -153,7 +153,7 @@ def _submit(folder: Path, link: Link, env: Mapping[str, str]) -> tuple[str, str]
         options += [f"--exclude={nodes}" for nodes in [requeue.node_lists(shown.words).get("Exc")] if nodes]
     argv = ["sbatch", "--parsable", *options, str(folder / File.BATCH_SCRIPT), link.first, str(link.number + 1)]
     for left in reversed(range(_TRIES)):
-        answer = slurm_commands.ask(argv, shell_env.inherited(env), with_stderr=True)
+        answer = slurm_commands.ask(argv, inherited_env.inherited(env), with_stderr=True)
         job = re.fullmatch(r"(\d+)(;.*)?", answer.words.splitlines()[-1] if answer.words else "")
         if answer.is_ok and job:
             return job[1], ""

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import ownership, processes
-from cluster_ddp.agent import job_file, python_command
-from cluster_ddp.agent.job import chain, job_log, shell_env
+from cluster_ddp.agent import command_program, job_file
+from cluster_ddp.agent.job import chain, inherited_env, job_log
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.job_file import JobFile
@@ -29,7 +29,7 @@ def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
 
     Args:
         asked: its options.
-        env: the `shell_env.own` of this process.
+        env: the `inherited_env.own` of this process.
 
     Raises:
         SpecError: this is no job of Slurm, and no number of ranks was given.
@@ -38,7 +38,7 @@ def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
     if asked.ranks is not None:
         return LocalJob(asked, env)
     if "SLURM_JOB_ID" in env:
-        of_job = shell_env.completed(env)
+        of_job = inherited_env.completed(env)
         if asked.chain is not None:
             of_job = chain.in_chain(asked.chain.split(), of_job)
         return Job(asked, of_job, is_on_node="SLURMD_NODENAME" in env)
@@ -66,7 +66,7 @@ def run(job: Job | LocalJob) -> int:
     if asked.code is not None:
         _enter(Path(asked.code))
     if asked.container is None and asked.container_image is None:
-        python_command.check_script(asked.command, Path.cwd())
+        command_program.check_script(asked.command, Path.cwd())
     if isinstance(job, Job) and (remark := gpu_remark(job.size, asked)):
         job_log.say(remark)
     if isinstance(job, Job) and job.folder is not None and not _is_output_in(job.folder):

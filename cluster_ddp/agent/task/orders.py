@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from cluster_ddp import processes
-from cluster_ddp.agent import launch_env, python_command
+from cluster_ddp.agent import command_program, launch_env
 from cluster_ddp.agent.channel import Client, Message
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.rank_notes import one_line
@@ -100,7 +100,7 @@ def _examined(options: Options) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_STEP")}
     try:
         done = subprocess.run(
-            python_command.doctor(options.command),
+            command_program.doctor(options.command),
             env={**env, **launch_env.ALONE},
             preexec_fn=signals.let_come,  # else the doctor could end nothing by TERM
             capture_output=True,

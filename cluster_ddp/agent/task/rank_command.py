@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cluster_ddp.agent import python_command
+from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task.spawn import agent
 from cluster_ddp.errors import JobError
@@ -52,7 +52,7 @@ def launched(options: Options, env: Mapping[str, str]) -> tuple[list[str], dict[
     command += shlex.split(options.restart_args) if env.get(Env.START, "0") != "0" else []
     ranks = env["LOCAL_WORLD_SIZE"]
     if options.launcher == "fork":
-        at = python_command.interpreter_words(command)
+        at = command_program.interpreter_words(command)
         run_dir = env.get(Env.RUN_DIR)
         forking = ["-m", "cluster_ddp.runtime.fork", f"--ranks={ranks}"]
         forking += [f"--log-dir={run_dir}"] if run_dir else []
@@ -69,7 +69,7 @@ def launched(options: Options, env: Mapping[str, str]) -> tuple[list[str], dict[
 def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """torchrun's agent of one node. Warnings pass it by: it would end its workers after them, saved or not."""
     return [
-        *(python_command.interpreter(command), "-m", "torch.distributed.run"),
+        *(command_program.interpreter(command), "-m", "torch.distributed.run"),
         f"--nnodes={env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_JOB_NUM_NODES', '1')}",
         f"--nproc-per-node={env['LOCAL_WORLD_SIZE']}",
         "--rdzv-backend=c10d",

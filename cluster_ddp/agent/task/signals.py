@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent.python_command import SHELLS, is_interpreter, program_words
+from cluster_ddp.agent.command_program import SHELLS, is_interpreter, program_words
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """They come some time before the end, and by themselves should not end a process."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import launch_env, outcome, python_command, rank_notes
+from cluster_ddp.agent import command_program, launch_env, outcome, rank_notes
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End
@@ -183,7 +183,7 @@ class Task:
             rank = int(env.get("RANK") or env["SLURM_PROCID"])
         held = [signal.SIGTERM]  # any other waits for the ranks
         supervisor = Supervisor(notes, lambda end: self._tell(end) if end.status else None, held=held)
-        supervisor.start(rank, python_command.doctor(self._options.command), env)
+        supervisor.start(rank, command_program.doctor(self._options.command), env)
         return supervisor.keep()
 
 

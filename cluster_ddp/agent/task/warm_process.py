@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from cluster_ddp.agent import python_command
+from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.rank_notes import one_line
 from cluster_ddp.agent.task import signals
@@ -79,7 +79,7 @@ class Warm:
             self._why_cold = self._reason()
         if self.pid is not None and self._link is not None and not self._why_cold:
             more = {name: value for name, value in env.items() if self._env.get(name) != value}
-            words = command[python_command.interpreter_words(command) :]
+            words = command[command_program.interpreter_words(command) :]
             said = {"words": [*words], "env": more, "ignore_warnings": ignore_warnings}
             line = json.dumps(said).encode() + b"\n"
             try:
@@ -108,7 +108,7 @@ class Warm:
         self._link.settimeout(_IMPORT_S)
         with link:
             os.set_inheritable(link.fileno(), True)
-            at = python_command.interpreter_words(self._command)
+            at = command_program.interpreter_words(self._command)
             words = [*self._command[:at], "-m", MODULE, str(link.fileno()), *self._command[at:]]
             with contextlib.suppress(OSError):  # such as too many processes: the next start is a cold one
                 self.pid = spawn(words, self._env, silent=True, default=signals.PASSED_ON)
@@ -140,7 +140,7 @@ def _why_cold(options: Options) -> str:
     if options.container is not None:
         return "they are in a container"
     try:
-        python_command.interpreter_words(options.command)
+        command_program.interpreter_words(options.command)
     except SpecError:
         return "the command is no Python script or module"
     return ""

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
-from cluster_ddp.agent.job import shell_env
+from cluster_ddp.agent.job import inherited_env
 from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobError, RunDirError, SpecError
 from cluster_ddp.protocol import File
@@ -51,7 +51,7 @@ class ThisMachine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=shell_env.inherited(os.environ),
+                env=inherited_env.inherited(os.environ),
                 start_new_session=True,
             )
         host, started = socket.gethostname(), processes.started(process.pid)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster_ddp.agent import chain_file
-from cluster_ddp.agent.job import shell_env
+from cluster_ddp.agent.job import inherited_env
 from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError
 from cluster_ddp.protocol import Env, File
@@ -37,7 +37,7 @@ class Slurm:
             SlurmError: it would refuse the job, or does not answer.
         """
         argv = ["sbatch", "--test-only", *options]
-        return commands.run(argv, env=shell_env.inherited(os.environ), text=script, words_on_stderr=True).strip()
+        return commands.run(argv, env=inherited_env.inherited(os.environ), text=script, words_on_stderr=True).strip()
 
     def new_comment(self, script: str) -> str:
         """Return a comment for the job of a script, which no other job has; empty if the script has its own."""
@@ -50,7 +50,7 @@ class Slurm:
             SlurmError: sbatch refused; or it, or the controller, did not answer in time. The job is then cancelled if
                 squeue shows it; the error says which.
         """
-        script, env = (folder / File.BATCH_SCRIPT).read_text(), shell_env.inherited(os.environ)
+        script, env = (folder / File.BATCH_SCRIPT).read_text(), inherited_env.inherited(os.environ)
         try:
             options = [*([f"--comment={comment}"] if comment else []), *options]
             answer = commands.submit(text=script, options=options, env=env)

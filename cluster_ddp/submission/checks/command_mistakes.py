@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.agent.array_values import ARRAY_TASK
-from cluster_ddp.agent.python_command import ASSIGNMENT, SHELLS, is_interpreter, program_words, target
+from cluster_ddp.agent.command_program import ASSIGNMENT, SHELLS, is_interpreter, program_words, target
 from cluster_ddp.errors import SpecError, counted, nearest
 from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cluster_ddp.agent.python_command import interpreter, interpreter_words, program_words, target
+from cluster_ddp.agent.command_program import interpreter, interpreter_words, program_words, target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec

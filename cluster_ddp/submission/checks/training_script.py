@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from cluster_ddp.agent.python_command import is_python, program_words, target
+from cluster_ddp.agent.command_program import is_python, program_words, target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import job_environment
 from cluster_ddp.submission.checks.job_warnings import Advice

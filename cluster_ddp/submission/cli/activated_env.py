@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.agent.python_command import program_words
+from cluster_ddp.agent.command_program import program_words
 from cluster_ddp.submission.checks.job_warnings import Advice
 
 _NAMED = ("venv", "conda_env", "container", "container_image")

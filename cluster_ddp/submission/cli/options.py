@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from cluster_ddp.agent.command_program import program_words, target
 from cluster_ddp.agent.launch_options import RESTARTS_BEFORE
-from cluster_ddp.agent.python_command import program_words, target
 from cluster_ddp.argument_parser import (
     ASKED,
     Parser,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent.job import shell_env
+from cluster_ddp.agent.job import inherited_env
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import job_environment
 from cluster_ddp.submission.render import agent_options, render, render_local
@@ -104,4 +104,4 @@ def test_the_names_get_to_the_ranks_and_only_by_the_option() -> None:
         script, here = render(job, asked, source=""), render_local(job, asked, source="", code=None)
         said = [f"  --track={name} \\\n" in text for text in (script, here) for name in ("tensorboard", "wandb")]
         assert set(said) == {asked.track != ()}
-    assert shell_env.inherited({"CLUSTER_DDP_TRACK": "mlflow"}) == {}
+    assert inherited_env.inherited({"CLUSTER_DDP_TRACK": "mlflow"}) == {}

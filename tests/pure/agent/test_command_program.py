@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_ddp.agent.python_command import interpreter_words, target
+from cluster_ddp.agent.command_program import interpreter_words, target
 from cluster_ddp.errors import SpecError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent.job import shell_env
+from cluster_ddp.agent.job import inherited_env
 from cluster_ddp.protocol import OF_A_JOB
 
 OF_PARENT = {
@@ -34,7 +34,7 @@ def test_the_array_of_the_job_that_has_submitted_this_one_is_not_its(
     (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n")
     (tmp_path / "squeue").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-    assert shell_env.own({**env, **OF_PARENT}) == {**env, **own}
+    assert inherited_env.own({**env, **OF_PARENT}) == {**env, **own}
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_the_array_of_the_job_that_has_submitted_this_one_is_not_its(
 )
 def test_a_shell_that_inherits_nothing_keeps_all_and_asks_nobody(env: dict[str, str]) -> None:
     env = {"PATH": "/nowhere", **env}
-    assert shell_env.own(env) == env
+    assert inherited_env.own(env) == env
 
 
 def test_what_a_job_of_ours_has_set_for_its_ranks_is_not_the_next_ones() -> None:
     of_rank = dict.fromkeys([*OF_A_JOB, "RANK", "TORCHELASTIC_RUN_ID"], "1")
     own = {"SLURM_JOB_ID": "17", "CLUSTER_DDP_PRELOAD": "torchvision"}
-    assert shell_env.own({**own, **of_rank}) == own
+    assert inherited_env.own({**own, **of_rank}) == own
 
 
 OF_STEP = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
@@ -76,4 +76,4 @@ def test_a_batch_script_takes_no_step_from_the_shell_that_submitted_it(
     (tmp_path / "scontrol").chmod(0o755)
     own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17", "SLURM_TASK_PID": "71"}
     env = {**own, **OF_STEP, "SLURM_STEP_ID": step_id, "SLURM_STEPID": step_id}
-    assert shell_env.own(env) == (env if is_kept else own)
+    assert inherited_env.own(env) == (env if is_kept else own)
