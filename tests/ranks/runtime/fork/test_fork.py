@@ -309,7 +309,7 @@ def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
         (("--ranks", "2", "--", "missing.py"), {}, "there is no such file in"),
         (("--ranks", "2", "--"), {}, "neither a script nor -m with a module"),
         (("--ranks", "2"), {}, "neither a script nor -m with a module"),
-        (("--ranks", "0", "--", "x.py"), {}, "not a whole number of 1 or more"),
+        (("--ranks", "0", "--", "x.py"), {}, "is a whole number of 1 or more"),
         (("--ranks", "2", "--", "script.py"), {"WORLD_SIZE": "3"}, "WORLD_SIZE=3"),
     ],
 )
