@@ -104,6 +104,16 @@ def test_spares_that_can_be_used_and_those_that_can_not(monkeypatch: pytest.Monk
     assert spares.answers(["healthy", "sick"]) == {}
 
 
+def test_spares_whose_agents_are_gone_are_noted_while_the_ranks_train() -> None:
+    noted: list[object] = []
+    with contextlib.closing(Tasks(Notes(Path("/dev/null")), ENV, (), stays=True, note_gone=noted.append)) as one:
+        one.again(TaskReports("srun", 1, tasks=1), {**ENV, "CLUSTER_DDP_START": "0"})
+        one._spares = job_nodes.Spares(("b",))
+        one._spares.gone({"host": "b"})
+        one._due()
+    assert noted == [["b"]]
+
+
 WAITING = {**ENV, "CLUSTER_DDP_START": "3", "PATH": os.environ["PATH"]}
 NODES = ("it's a node", "b")
 
