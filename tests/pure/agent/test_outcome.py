@@ -206,9 +206,10 @@ def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (folder / "outcome.json").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_job_that_says_nothing_of_a_requeue_does_not_start_again(tmp_path: Path) -> None:
-    outcome.write(tmp_path, Outcome("7", 0, "FAILED", 1))
-    assert json.loads((tmp_path / "outcome.json").read_text())["requeued"] is False
+@pytest.mark.parametrize(("shared", "mode"), [({}, 0o600), ({"shared": True}, 0o640)])
+def test_the_group_may_read_a_record_only_if_it_is_shared(tmp_path: Path, shared: dict[str, bool], mode: int) -> None:
+    outcome.write(tmp_path, Outcome("7", 0, "FAILED", 1), **shared)
+    assert (tmp_path / "outcome.json").stat().st_mode & 0o777 == mode
 
 
 def test_a_record_that_cannot_be_written_leaves_nothing_and_raises_nothing(tmp_path: Path) -> None:
