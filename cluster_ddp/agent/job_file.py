@@ -1,4 +1,4 @@
-"""job.json: which job has a run directory, which is made and named before there is a job; and the link runs/NAME-ID.
+"""job.json, the id of a run directory's job; and the link runs/NAME-ID. The run directory is made before the job.
 
 The submission writes both as soon as Slurm has told the id. If it was killed before, the job's agent does.
 """
@@ -97,6 +97,11 @@ def link(folder: Path, job: str) -> Path | None:
     return path if path is not None and point(path, folder) else None
 
 
+def leads_to(link: Path, target: Path) -> bool:
+    """Return whether a path is a link to its neighbour `target`."""
+    return link.is_symlink() and link.readlink().name == target.name
+
+
 def point(link: Path, target: Path) -> bool:
     """Let a link point at its neighbour `target`; an older link is replaced. Returns whether it does.
 
@@ -107,8 +112,10 @@ def point(link: Path, target: Path) -> bool:
         with contextlib.suppress(FileExistsError):
             link.symlink_to(target.name)
             return True
-        if not link.is_symlink() or link.readlink().name == target.name:
-            return link.is_symlink()
+        if leads_to(link, target):
+            return True
+        if not link.is_symlink():
+            return False
         temporary.symlink_to(target.name)
         temporary.replace(link)
     except OSError:

@@ -88,8 +88,7 @@ class Job:
     def link(self) -> Path:
         """The link with its id that leads to its run directory, runs/NAME-ID; without one, the run directory."""
         link = job_file.link_of(self.run_dir, self.id)
-        is_ours = link is not None and link.is_symlink() and link.readlink().name == self.run_dir.name
-        return link if link is not None and is_ours else self.run_dir
+        return link if link is not None and job_file.leads_to(link, self.run_dir) else self.run_dir
 
     def status(self) -> JobStatus:
         """Return all that Slurm, or this machine, knows of the job.

@@ -89,7 +89,7 @@ class Judgement(NamedTuple):
     silent: str
     """Ranks that do not answer, and are not known to be busy in C code or to have ended; "" for none."""
     silent_nodes: list[str]
-    """The nodes of which no rank answers, if this rank may accuse them."""
+    """Nodes none of whose ranks answers; empty if this rank may not accuse them."""
     may_accuse: bool
     """See `suspects`."""
     is_lowest: bool

@@ -74,7 +74,7 @@ class Nested(NamedTuple):
     instead: str
     """The options and the command that are meant."""
     ranks: int = 0
-    """How many ranks it is told to start; 0 if that is not said."""
+    """Number of ranks that its options ask for; 0 if they name none."""
 
 
 def check_launcher(spec: JobSpec) -> None:

@@ -1,4 +1,4 @@
-"""What partitions take: jobs of which accounts, and from which hosts: each job of a chain submits the next one."""
+"""Which accounts may use a partition, and which hosts may submit to it, as the nodes of a chain do."""
 
 from __future__ import annotations
 

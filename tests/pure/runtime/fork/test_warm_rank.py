@@ -1,4 +1,4 @@
-"""runtime.fork.warm_rank: what the next rank is told. tests/ranks/agent/task/test_warm_process.py has processes."""
+"""runtime.fork.warm_rank: the line that names the next rank's command. test_warm_process.py starts real processes."""
 
 from __future__ import annotations
 
