@@ -54,6 +54,13 @@ _LONGEST = (
     "test_make.py",
 )
 
+_LONGEST_ON_SLURM = (
+    "test_faults_around_the_job.py",
+    "test_requeues.py",
+    "test_restarts.py",
+    "test_sharded_trainings.py",
+)
+
 _log = logging.getLogger("cluster_ddp")
 
 # Another thread of a test process (of a library that an earlier test has used) may take SIGCHLD: then a supervisor here
@@ -79,11 +86,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """`make test` gives a test to any of its processes; those of one file stay together where that is less work.
 
-    They do in `tests/slurm`, whose files start long jobs first, and where they share a fixture. A second Slurm that a
-    file is tested on makes it another file.
+    They do where they share a fixture, and in `tests/slurm`, whose files start long jobs first; not in its `faults`. A
+    second Slurm that a file is tested on makes it another file.
     """
     used = [fixture for named in item._fixtureinfo.name2fixturedefs.values() for fixture in named]
-    if _SLURM in item.path.parents or any(fixture.scope == "module" for fixture in used):
+    is_on_slurm = _SLURM in item.path.parents and _SLURM / "faults" not in item.path.parents
+    if is_on_slurm or any(fixture.scope == "module" for fixture in used):
         slurm = item.callspec.params.get("slurm") if hasattr(item, "callspec") else None
         item.add_marker(pytest.mark.xdist_group("-".join(filter(None, (item.path.name, slurm)))))
 
@@ -94,7 +102,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Tests of jobs on Slurm wait much, the longest of the others compute: one of these after three of those.
     """
-    slurm = dict.fromkeys(item.path for item in items if _SLURM in item.path.parents)
+    paths = dict.fromkeys(item.path for item in items if _SLURM in item.path.parents)
+    slurm = sorted(paths, key=lambda path: path.name not in _LONGEST_ON_SLURM)
     turns = {path: float(number) for number, path in enumerate(slurm)}
     longest = {name: 3 * number + 2.5 for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: turns.get(item.path, longest.get(item.path.name, math.inf)))

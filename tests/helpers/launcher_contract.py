@@ -184,12 +184,12 @@ CHECKS = {
 }
 
 
-def parameters(launchers: dict[str, tuple[str, ...]]) -> Iterator[object]:
+def parameters(launchers: dict[str, tuple[str, ...]], *marks: pytest.MarkDecorator) -> Iterator[object]:
     """Launchers and what is asked of each."""
     for launcher, jobs in launchers.items():
         for name, check in CHECKS.items():
             if check.job in jobs and check.is_asked(launcher) and (launcher, name) not in NOT_ASKED:
-                yield pytest.param(launcher, name, id=f"{launcher}: {name}")
+                yield pytest.param(launcher, name, id=f"{launcher}: {name}", marks=marks)
 
 
 def programs(folder: Path) -> None:

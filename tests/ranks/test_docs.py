@@ -116,7 +116,16 @@ def test_a_script_runs(block: Block, tmp_path: Path) -> None:
     succeed([block], tmp_path)
 
 
-@pytest.mark.parametrize("page", [*dict.fromkeys(block.page for block in of_kind("python"))], ids=name_of)
+WITH_PYTHON = dict.fromkeys(block.page for block in of_kind("python"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(one, id=name_of(one), marks=[] if one == ROOT / "README.md" else pytest.mark.full)
+        for one in WITH_PYTHON
+    ],
+)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """In one namespace, in a world of one."""
     if blocks := [block for block in of_kind("python") if block.page == page and not makes_a_world(block)]:

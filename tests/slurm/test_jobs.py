@@ -82,6 +82,7 @@ def test_sbatch_accepts_the_rendered_jobs(slurm: Cluster, script: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.every_slurm
 def test_hello(slurm: Cluster, tmp_path: Path) -> None:
     output = slurm.submit(slurm.job("hello_ddp"), tmp_path).succeed()
@@ -89,6 +90,7 @@ def test_hello(slurm: Cluster, tmp_path: Path) -> None:
     assert "The sum of all ranks is 6." in output
 
 
+@pytest.mark.full
 def test_ranks_that_drive_two_gpus_each(slurm: Cluster, tmp_path: Path) -> None:
     """Two nodes with two GPUs each: a rank on each node, whose model is on both."""
     spec = JobSpec(
@@ -103,7 +105,10 @@ def test_ranks_that_drive_two_gpus_each(slurm: Cluster, tmp_path: Path) -> None:
     assert re.findall(r"epoch (\d): accuracy 0\.\d+, on cpu and cpu", output) == ["1", "2"]
 
 
-@pytest.mark.parametrize("listen", ["thief.listen()", ""], ids=["listening", "bound only"])
+@pytest.mark.parametrize(
+    "listen",
+    [pytest.param("thief.listen()", id="listening", marks=pytest.mark.full), pytest.param("", id="bound only")],
+)
 def test_a_taken_first_port_does_not_cost_the_job(slurm: Cluster, tmp_path: Path, listen: str) -> None:
     setup = (THIEF.format(listen=listen), "sleep 2")
     spec = JobSpec(name="thief", command=HELLO, nodes=2, gpus_per_node=1, setup=setup)
@@ -112,6 +117,7 @@ def test_a_taken_first_port_does_not_cost_the_job(slurm: Cluster, tmp_path: Path
     assert "The sum of all ranks is 1." in output
 
 
+@pytest.mark.full
 def test_a_taken_port_without_our_template(slurm: Cluster, tmp_path: Path) -> None:
     """A batch script of the user's own, which exports nothing."""
     script = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n{THIEF.format(listen='thief.listen()')}\nsleep 2\n"
@@ -128,6 +134,7 @@ def test_a_rank_that_never_starts_is_named(slurm: Cluster, tmp_path: Path) -> No
     assert re.search(r"1 of 2 ranks arrived; missing: rank 1 \(node\d\)\.", output)
 
 
+@pytest.mark.full
 def test_dead_name_servers_do_not_hold_up_the_ranks(slurm: Cluster, tmp_path: Path) -> None:
     """Plain torch waits minutes for them, which would be over this rendezvous' time.
 
@@ -146,6 +153,7 @@ def test_dead_name_servers_do_not_hold_up_the_ranks(slurm: Cluster, tmp_path: Pa
     assert "2 ranks, 1437 training samples" in output
 
 
+@pytest.mark.full
 def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
@@ -165,6 +173,7 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
     assert not list(ROOT.glob(".job-*"))
 
 
+@pytest.mark.full
 def test_two_steps_at_once_in_one_job(slurm: Cluster, tmp_path: Path) -> None:
     step = f"srun --overlap --mem=0 --ntasks=2 {{}} {' '.join(HELLO)} &"
     script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\nset -e\n"

@@ -51,6 +51,7 @@ def test_a_universitys_script_with_one_line_changed(slurm: Cluster, folder: Path
     assert last.endswith(": ValueError: no such labels")
 
 
+@pytest.mark.full
 def test_a_shell_of_salloc_on_the_login_node(slurm: Cluster, folder: Path) -> None:
     """It knows no node by name and no GPUs; the ranks meet on the first node, and their ends are heard."""
     shutil.copy(ROOT / "tests" / "helpers" / "torchrun_script.py", folder)
@@ -84,6 +85,7 @@ def test_gpus_of_a_task_become_the_ranks_also_in_a_job_from_a_shell_of_srun(slur
     assert said[:-1] == [f"{rank} of 4: 0,1" for rank in range(4)]
 
 
+@pytest.mark.full
 def test_the_shortest_job(slurm: Cluster, tmp_path: Path) -> None:
     """Not in the checkout: a run directory there, of a job with the same number, would be resumed."""
     (tmp_path / ".venv").symlink_to(sys.prefix)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,21 +30,28 @@ ON_ONE_NODE = {
 }
 """Jobs without torch: where a launcher does nothing of its own, srun's job speaks for all."""
 LOST = (*ON_TWO_NODES, "--sbatch-options=--nodelist=node3,node4", "--no-requeue", "--name", "lost")
-JOBS = {launcher: (*jobs, "keeper", "trains", "leaves") for launcher, jobs in ON_ONE_NODE.items()}
-JOBS["srun"] += ("lost",)
+FIRST = {"srun": (*ON_ONE_NODE["srun"], "trains", "lost")}
+"""Those of `make test`, which has the other launchers' on one machine (tests/ranks)."""
+LATER = {launcher: (*jobs, "keeper", "trains", "leaves") for launcher, jobs in ON_ONE_NODE.items()}
+LATER["srun"] = ("keeper", "leaves")
+ORDER = ("torchrun", "srun", "fork")
 
 
-def submissions() -> Iterator[tuple[str, ...]]:
-    """Words for `cluster-ddp submit`: what waits longest comes first."""
-    yield ("--launcher", "srun", *LOST, "--", *RANKS, "lost")
-    launchers = ("torchrun", "srun", "fork")
-    for launcher in launchers:
-        words = ("--launcher", launcher, *OF_TWO_RANKS, "--signal", "ALRM@60")
-        yield (*words, "--array", f"job={','.join(ON_ONE_NODE[launcher])}", "--", *RANKS, "{job}")
-    for launcher in launchers:
-        where = (*ON_TWO_NODES, "--exclude", "node4")  # which may be gone
-        yield ("--launcher", launcher, *where, "--name", "keeper", "--", *RANKS, "keeper")
-        yield ("--launcher", launcher, *OF_TWO_RANKS, "--array", "job=trains,leaves", "--", *TRAINING, "{job}")
+def submissions(asked: Mapping[str, Collection[str]]) -> Iterator[tuple[str, ...]]:
+    """Words for `cluster-ddp submit`, for the jobs of each launcher: what waits longest comes first."""
+    if "lost" in asked["srun"]:
+        yield ("--launcher", "srun", *LOST, "--", *RANKS, "lost")
+    for launcher, jobs in asked.items():
+        if names := [name for name in jobs if name in ON_ONE_NODE[launcher]]:
+            words = ("--launcher", launcher, *OF_TWO_RANKS, "--signal", "ALRM@60")
+            yield (*words, "--array", f"job={','.join(names)}", "--", *RANKS, "{job}")
+    for launcher, jobs in asked.items():
+        if "keeper" in jobs:
+            where = (*ON_TWO_NODES, "--exclude", "node4")  # which may be gone
+            yield ("--launcher", launcher, *where, "--name", "keeper", "--", *RANKS, "keeper")
+        if names := [name for name in jobs if name in ("trains", "leaves")]:
+            array = ("--array", f"job={','.join(names)}")
+            yield ("--launcher", launcher, *OF_TWO_RANKS, *array, "--", *TRAINING, "{job}")
 
 
 class Queue:
@@ -113,12 +120,18 @@ def on_slurm(place: Place, queue: Queue, launcher: str, name: str, run_dir: Path
 
 
 @pytest.fixture(scope="module")
-def jobs(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Job]:
-    """All jobs, ended."""
+def jobs(
+    slurm: Cluster, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[tuple[str, str], Job]:
+    """The jobs of this session's tests, ended."""
+    items = [item.callspec.params for item in request.session.items if item.module is request.module]
+    asked = {
+        name: dict.fromkeys(CHECKS[one["check"]].job for one in items if one["launcher"] == name) for name in ORDER
+    }
     folder = tmp_path_factory.mktemp("it's launched")
     programs(folder)
     place, queue = Place(slurm, folder), Queue(slurm)
-    jobs = [job for words in submissions() for job in jobs_of(place, queue, *words)]
+    jobs = [job for words in submissions(asked) for job in jobs_of(place, queue, *words)]
     play(jobs, 300)
     asked = [sys.executable, "-m", "cluster_ddp", "status", "--json"]
     said = subprocess.run(asked, cwd=folder, env=dict(slurm.env), capture_output=True, text=True, check=True).stdout
@@ -129,7 +142,7 @@ def jobs(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple
     return {(job.launcher, job.name): job for job in jobs}
 
 
-@pytest.mark.parametrize(("launcher", "check"), list(parameters(JOBS)))
+@pytest.mark.parametrize(("launcher", "check"), [*parameters(FIRST), *parameters(LATER, pytest.mark.full)])
 def test_launchers(jobs: dict[tuple[str, str], Job], launcher: str, check: str) -> None:
     asked = CHECKS[check]
     asked.holds(jobs[launcher, asked.job])

@@ -35,6 +35,7 @@ with cluster_ddp.distributed(cuda=False) as world:
 """
 
 
+@pytest.mark.full
 def test_a_requeue_and_a_restart_are_told_with_their_cause_and_every_number_agrees(
     slurm: Cluster, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_node_that_came_back_takes_a_step_at_once(
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["node2", "node3"]), done.stderr
 
 
+@pytest.mark.full
 def test_a_node_that_is_cut_is_given_up_and_takes_a_step_when_it_is_back(slurm: Cluster) -> None:
     """Its job has ended by then, and no task of it lives on there."""
 

@@ -49,7 +49,13 @@ with cluster_ddp.distributed() as world:
 """
 
 
-@pytest.mark.parametrize(("rank", "where"), [("0", "node1"), ("1", "node3")], ids=["rank 0", "rank 1"])
+@pytest.mark.parametrize(
+    ("rank", "where"),
+    [
+        pytest.param("0", "node1", id="rank 0"),
+        pytest.param("1", "node3", id="rank 1", marks=pytest.mark.full),
+    ],
+)
 def test_a_stranger_does_not_get_in(slurm: Cluster, tmp_path: Path, rank: str, where: str) -> None:
     """As rank 0, on rank 0's node, where it takes the first port; or as rank 1, from a node that is not the job's."""
     (tmp_path / "victim.py").write_text(VICTIM.format(hello=f"{ROOT}/examples/hello_ddp.py"))

@@ -61,7 +61,9 @@ if os.environ["RANK"] == "1":
 
 
 @pytest.mark.every_slurm
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("srun"), *(pytest.param(one, marks=pytest.mark.full) for one in ("torchrun", "fork"))]
+)
 def test_the_variables_that_submit_warns_of_have_no_value(place: Place, launcher: str) -> None:
     (place.folder / "t.py").write_text(ASK_VARIABLES)
     words = ("--no-check", "--gpus-per-node", "2", "--launcher", launcher, "--watch", "--", "python", "t.py")
@@ -83,7 +85,7 @@ def test_the_first_one_starts_the_long_ones(long_ones: dict[str, Path]) -> None:
     assert set(long_ones) == {"function", "command"}
 
 
-@pytest.mark.parametrize(("launcher", "gpus"), [("srun", 2), ("torchrun", 1)])
+@pytest.mark.parametrize(("launcher", "gpus"), [pytest.param("srun", 2, marks=pytest.mark.full), ("torchrun", 1)])
 def test_a_script_that_knows_only_torchruns_variables(place: Place, launcher: str, gpus: int) -> None:
     size, script = ("--nodes", "2", "--gpus-per-node", str(gpus)), ROOT / "tests" / "helpers" / "torchrun_script.py"
     run_dir = place.start(*size, "--launcher", launcher, "--", "python", str(script))
@@ -282,6 +284,7 @@ def test_a_time_over_the_partitions_limit_is_an_error(place: Place) -> None:
     assert "Hint: --time 0-01:00:00" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.every_slurm
 def test_a_function_gets_the_world(cluster_env: Path) -> None:
     def train(world: cluster_ddp.World, seed: str) -> tuple[float, str, int]:

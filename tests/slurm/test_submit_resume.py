@@ -75,8 +75,10 @@ RUN_DIR = ("--run-dir", "out/my run")
 
 @pytest.mark.parametrize(
     ("options", "chosen"),
-    [((), RUN_DIR), (("--local", "--launcher", "srun"), ())],
-    ids=["slurm in a directory", "local"],
+    [
+        pytest.param((), RUN_DIR, id="slurm in a directory"),
+        pytest.param(("--local", "--launcher", "srun"), (), id="local", marks=pytest.mark.full),
+    ],
 )
 def test_the_printed_command_continues_a_failed_training(
     place: Place, options: tuple[str, ...], chosen: tuple[str, ...]
@@ -123,6 +125,7 @@ def test_a_killed_job_that_was_resumed_is_known_by_its_old_id(place: Place) -> N
     assert (cancel.returncode, f"it was resumed as job {second}" in cancel.stderr) == (2, True), cancel.stderr
 
 
+@pytest.mark.full
 def test_an_arrays_task_resumes_alone(place: Place) -> None:
     grid = ("--array", "how=fails,works", "--gpus-per-node", "1")
     first = place.start(*grid, "--", "python", "t.py", "{how}")

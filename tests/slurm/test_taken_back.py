@@ -104,6 +104,7 @@ def test_a_secret_can_come_from_a_file(slurm: Cluster, tmp_path: Path) -> None:
     assert not any("it's a secret" in path.read_text() for path in kept)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("options", "modes"), [((), (0o700, 0o600)), (("--share",), (0o750, 0o640))])
 def test_who_may_read_a_run(slurm: Cluster, tmp_path: Path, options: tuple[str, ...], modes: tuple[int, int]) -> None:
     train = ("python", "-m", "cluster_ddp.train", "--dataset", "digits", "--dry-run", "--no-cuda")

@@ -95,11 +95,17 @@ def _told_late(module: ModuleType) -> None:
     module.deterministic = sys.modules["torch"].are_deterministic_algorithms_enabled()  # type: ignore[attr-defined]
 
 
+def _not_loaded(module: ModuleType) -> None:
+    """In what forks ranks, or waits to become one: it need not import the tracer for them."""
+    module.MODULES = tuple(name for name in module.MODULES if name != _DYNAMO)  # type: ignore[attr-defined]
+
+
 _CHANGES = {
     "torch": _lazy_setting,
     "torch._compile": _lazy_compile,
     "torch.optim.optimizer": _lazy_optimizer,
     _INDUCTOR: _told_late,
+    "cluster_ddp.runtime.fork.program": _not_loaded,
 }
 
 

@@ -76,6 +76,7 @@ def test_one_process_learns_and_leaves_its_record(tmp_path: Path) -> None:
     assert sorted(path.name for path in run_dir.iterdir()) == names
 
 
+@pytest.mark.full
 def test_the_fast_recipe_learns(tmp_path: Path) -> None:
     options = ["--dataset", "digits", "--recipe", "fast", "--batch-size", "32", "--epochs", "5", "--run-dir", "x"]
     done = forked(*options, folder=tmp_path)
@@ -85,6 +86,7 @@ def test_the_fast_recipe_learns(tmp_path: Path) -> None:
     assert (config["epochs"], config["batch_size"], config["lr"], config["amp"]) == (5, 32, 0.006, "bf16")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [["--recipe", "fast"], ["--amp", "bf16"]])
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path, options: list[str]) -> None:
     common = ["--dataset", "digits", "--run-dir", "x", "--batch-size", "300", "--epochs", "1"]
@@ -115,6 +117,7 @@ def run_with(world_size: int, folder: Path, name: str) -> list[dict]:
     return records(folder / name)
 
 
+@pytest.mark.full
 def test_three_ranks_do_what_one_does(tmp_path: Path) -> None:
     """Same global batch: every test sample counted once, same number of steps, and much the same losses."""
     alone, shared = run_with(1, tmp_path, "one"), run_with(3, tmp_path, "three")
@@ -129,6 +132,7 @@ def test_three_ranks_do_what_one_does(tmp_path: Path) -> None:
     assert shared[0]["loss"] == pytest.approx(alone[0]["loss"], abs=0.2)
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:
     for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
         options = f"--dataset digits --dry-run --seed {seed} --run-dir {name}"
@@ -163,6 +167,7 @@ with distributed(cuda=False) as world:
 """
 
 
+@pytest.mark.full
 def test_a_gpu_is_not_waited_for_between_two_lines_of_the_log(tmp_path: Path) -> None:
     """Reading a number of a tensor is what waits for a GPU; here it is counted on the CPU, as if it were one."""
     env, words = dict(os.environ) | {"OMP_NUM_THREADS": "1"}, [sys.executable, "-c", READS]

@@ -211,7 +211,10 @@ def test_an_error_before_the_world_is_there_is_a_short_block(tmp_path: Path) -> 
     assert "Traceback" not in end.output
 
 
-@pytest.mark.parametrize("module", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]])
+@pytest.mark.parametrize(
+    "module",
+    [[], pytest.param(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], marks=pytest.mark.full)],
+)
 def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, module: list[str]) -> None:
     script = tmp_path / "script with blanks.py"
     script.write_text(
@@ -230,6 +233,7 @@ def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, modul
     assert said == (["torchrun 2"] if module else ["single 1"]), done.stderr
 
 
+@pytest.mark.full
 def test_submitits_local_executor(tmp_path: Path) -> None:
     import submitit
 

@@ -680,6 +680,16 @@ ON_A_LOGIN_NODE = (
     ),
 )
 """Those of a login node. Warnings count there with --strict."""
+PROMISED = (
+    *("one task for two GPUs", "three tasks for two GPUs", "rank 0 never starts"),
+    *("a MASTER_PORT that another program holds", "another MASTER_PORT in each task"),
+    *("MASTER_ADDR=127.0.0.1 on two nodes", "GLOO_SOCKET_IFNAME names an interface that is not there"),
+    *("a GLOO_DEVICE_TRANSPORT that this build of torch lacks", "data that is missing on one node"),
+    "so low a limit of open files that the doctor's own checks can't run",
+    *("a loopback interface that is down on rank 0's node", "an address that two nodes have"),
+    *("no ports left on a node", "a link that loses 45 % of the packets", "a firewall that drops the master's port"),
+)
+"""The titles of those that README and docs/faults.md name: why a job can't start, such as ranks without a way."""
 AT_ONCE = (*LAUNCH, *STARTS, *NAMES, *INTERFACES, *LIMITS, *FILES, *HANGS, *PYTHONS, *SPEED)
 """Those that concern one step only."""
 

@@ -205,6 +205,13 @@ def healthy(
         }
 
 
+def parameters(made: Sequence[Fault]) -> list[object]:
+    """Faults as parameters; `make test` has those that documents promise to find."""
+    return [
+        pytest.param(one, id=one.title, marks=[] if one.title in faults.PROMISED else pytest.mark.full) for one in made
+    ]
+
+
 def check(said: Said, fault: Fault) -> None:
     """Whether the first finding names the fault."""
     text = f"{said.first['what']} {said.first['evidence']} {said.first['hint']}"
@@ -214,12 +221,12 @@ def check(said: Said, fault: Fault) -> None:
     assert bool(said.status) != said.first["is_warning"], said.output  # srun reports a killed task's status, too
 
 
-@pytest.mark.parametrize("fault", faults.AT_ONCE, ids=lambda fault: fault.title)
+@pytest.mark.parametrize("fault", parameters(faults.AT_ONCE))
 def test_the_first_finding_names_the_fault(fault: Fault, at_once: dict[str, Future[Said]]) -> None:
     check(at_once[fault.title].result(), fault)
 
 
-@pytest.mark.parametrize("fault", faults.NETWORK, ids=lambda fault: fault.title)
+@pytest.mark.parametrize("fault", parameters(faults.NETWORK))
 def test_the_first_finding_names_the_fault_of_the_network(
     fault: Fault, at_once: dict[str, Future[Said]], allocation: Allocation
 ) -> None:
@@ -245,6 +252,7 @@ def test_the_status_is_the_verdicts_though_srun_ends_the_tasks(
     assert (status, "GLOO_SOCKET_IFNAME names an interface" in out + errors) == (2, True), out + errors
 
 
+@pytest.mark.full
 def test_a_closed_stdout_does_not_change_the_status(at_once: dict[str, Future[Said]], allocation: Allocation) -> None:
     for one in at_once.values():
         one.exception()
@@ -320,6 +328,7 @@ def place(allocation: Allocation) -> Iterator[Place]:
     yield Place(allocation.cluster, folder)
 
 
+@pytest.mark.full
 def test_two_tasks_of_an_array_at_once_are_sound(place: Place, healthy: dict[str, Future[Said]]) -> None:
     """Each is a job of its own on both nodes."""
     for one in healthy.values():
@@ -342,6 +351,7 @@ echo "status $?"
         assert not verdict["findings"] and verdict["subject"].startswith("2 ranks on node1, node2"), verdict
 
 
+@pytest.mark.full
 def test_the_doctor_is_submitted_with_the_options_of_a_job(place: Place, healthy: dict[str, Future[Said]]) -> None:
     for one in healthy.values():
         one.exception()
@@ -357,7 +367,10 @@ def test_the_doctor_is_submitted_with_the_options_of_a_job(place: Place, healthy
     assert refused.returncode == 2 and "leave out --array" in refused.stderr
 
 
-@pytest.mark.parametrize(("launcher", "gpus"), [("srun", 1), ("torchrun", 2), ("fork", 2)])
+@pytest.mark.parametrize(
+    ("launcher", "gpus"),
+    [("srun", 1), *(pytest.param(one, 2, marks=pytest.mark.full) for one in ("torchrun", "fork"))],
+)
 def test_a_job_begins_with_the_doctor(launcher: str, gpus: int, place: Place, healthy: dict[str, Future[Said]]) -> None:
     script = place.folder / "begins.py"
     script.write_text("print('The training begins.')\n")

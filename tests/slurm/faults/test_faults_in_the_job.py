@@ -172,6 +172,7 @@ def test_a_stdout_that_takes_no_more(started: Started) -> None:
     assert run.metrics()[-1]["kind"] == "done"
 
 
+@pytest.mark.full
 def test_many_kills_in_the_middle_of_a_save(place: Place, tmp_path: Path) -> None:
     """11. All ranks get SIGKILL at random offsets from the beginning of a save: no checkpoint is ever unreadable."""
     script = ("python", str(Path(__file__).with_name("killed_saves.py")))

@@ -101,12 +101,14 @@ def test_slurm_may_refuse_to_queue_a_job_again(place: Place) -> None:
     assert "Slurm said: Requested operation is presently disabled" in said
 
 
+@pytest.mark.full
 def test_a_rank_that_notes_its_stop_is_requeued_whatever_its_status(place: Place) -> None:
     """A note of one start counts for no other: the next succeeds."""
     notes = 'if ((!${SLURM_RESTART_COUNT:-0})); then touch "$CLUSTER_DDP_NOTES/stopped-$RANK"; exit 3; fi'
     Run(place, place.start(*ONE_BASH, "--", "bash", "-c", notes)).completed(restarts=1)
 
 
+@pytest.mark.full
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
     """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and resumes."""
     run_dir = f"{tmp_path}/{{array_task_id}}"

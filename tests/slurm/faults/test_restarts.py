@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,15 +35,6 @@ def started(place: Place, uninterrupted: list[dict]) -> dict[str, Job]:
     sick.write_text(SICK_PYTHON.format(python=shutil.which("python", path=place.slurm.env["PATH"])))
     sick.chmod(0o755)
     (place.folder / "raises.py").write_text(RAISES)
-    last = place.folder / "o" / "last.pth.tar"
-    snapshot = ("python", str(RESUMING / "snapshot.py"), str(place.folder / "snapshot.pt"))
-    path = ("python", str(RESUMING / "resume_path.py"), "--output", str(last.parent))
-    init = ("python", str(RESUMING / "init_from.py"), f"--out_dir={place.folder}/gpt")
-    two, of_array = ("--gres=gpu:2",), ("--gres=gpu:1", "--array=3")
-    resume, from_resume = (
-        ("--restarts", "1", "--restart-args", word)
-        for word in (f"--resume {shlex.quote(str(last))}", "--init_from=resume")
-    )
     killed = [{"do": "kill", "rank": 0, "step": step, "start": number} for step, number in ((8, 0), (14, 2))]
     return {
         "signals": launch(place, "--restarts", "9", nodes=1, env={"FAULTS": killed, "PACE_S": "0.2"}),
@@ -55,13 +46,36 @@ def started(place: Place, uninterrupted: list[dict]) -> dict[str, Job]:
             command=(str(sick), *PACED[1:], *TRAINING, *limits),
             env={"FAULTS": [{"do": "stop", "rank": 1, "step": 8}]},
         ),
-        "snapshot": launch(place, "--restarts", "1", command=snapshot, launcher="torchrun"),
-        "path": launch(place, *resume, nodes=1, sbatch=two, command=path, launcher="fork"),
-        "init": launch(place, *from_resume, nodes=1, sbatch=of_array, command=init, launcher="srun"),
         "raises": launch(
-            place, "--restarts", "9", nodes=1, sbatch=(*two, "--ntasks-per-node=2"), command=("python", "raises.py")
+            place,
+            *("--restarts", "9"),
+            nodes=1,
+            sbatch=("--gres=gpu:2", "--ntasks-per-node=2"),
+            command=("python", "raises.py"),
         ),
     }
+
+
+@pytest.fixture(scope="module")
+def resuming(place: Place, started: dict[str, Job], request: pytest.FixtureRequest) -> dict[str, Job]:
+    """Those of scripts that do not use cluster_ddp, for the tests of this session."""
+    last = place.folder / "o" / "last.pth.tar"
+    snapshot = ("python", str(RESUMING / "snapshot.py"), str(place.folder / "snapshot.pt"))
+    path = ("python", str(RESUMING / "resume_path.py"), "--output", str(last.parent))
+    init = ("python", str(RESUMING / "init_from.py"), f"--out_dir={place.folder}/gpt")
+    resume, from_resume = (
+        ("--restarts", "1", "--restart-args", word)
+        for word in (f"--resume {shlex.quote(str(last))}", "--init_from=resume")
+    )
+    on_two, of_array = ("--gres=gpu:2",), ("--gres=gpu:1", "--array=3")
+    jobs: dict[str, Callable[[], Job]] = {
+        "snapshot": lambda: launch(place, "--restarts", "1", command=snapshot, launcher="torchrun"),
+        "path": lambda: launch(place, *resume, nodes=1, sbatch=on_two, command=path, launcher="fork"),
+        "init": lambda: launch(place, *from_resume, nodes=1, sbatch=of_array, command=init, launcher="srun"),
+    }
+    specs = [getattr(item, "callspec", None) for item in request.session.items if item.module is request.module]
+    asked = {spec.params["name"] for spec in specs if spec is not None and "name" in spec.params}
+    return {name: begin() for name, begin in jobs.items() if name in asked}
 
 
 SICK_PYTHON = """#!/bin/bash
@@ -114,11 +128,19 @@ def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
 
 @pytest.mark.parametrize(
     ("name", "begins"),
-    [("snapshot", "from epoch 2"), ("path", "from epoch 2"), ("init", "from iteration 4")],
-    ids=["as multinode.py does", "as timm does, by --restart-args", "as nanoGPT does, by --restart-args, in an array"],
+    [
+        pytest.param("path", "from epoch 2", id="as timm does, by --restart-args"),
+        *(
+            pytest.param(name, begins, id=id, marks=pytest.mark.full)
+            for name, begins, id in (
+                ("snapshot", "from epoch 2", "as multinode.py does"),
+                ("init", "from iteration 4", "as nanoGPT does, by --restart-args, in an array"),
+            )
+        ),
+    ],
 )
-def test_a_script_without_cluster_ddp_resumes(name: str, begins: str, started: dict[str, Job]) -> None:
-    job = started[name]
+def test_a_script_without_cluster_ddp_resumes(name: str, begins: str, resuming: dict[str, Job]) -> None:
+    job = resuming[name]
     said = job.completed(restarts=0)
     assert [(one.words, one.then, one.start) for one in job.failures()] == [(KILLED, "restart", 0)], said
     assert begins in said and "done " in said, said

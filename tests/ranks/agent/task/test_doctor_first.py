@@ -29,7 +29,9 @@ def launch(folder: Path, launcher: str, **env: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+@pytest.mark.parametrize(
+    "launcher", ["srun", *(pytest.param(one, marks=pytest.mark.full) for one in ("torchrun", "fork"))]
+)
 def test_the_ranks_start_if_the_doctor_finds_nothing(launcher: str, tmp_path: Path) -> None:
     """One examines the node, if something else than srun starts its ranks."""
     status, said = launch(tmp_path, launcher)

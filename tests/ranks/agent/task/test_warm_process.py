@@ -103,7 +103,11 @@ def running(folder: Path, *command: str, options: tuple[str, ...] = (), script: 
             yield Running(job, task, said)
 
 
-@pytest.mark.parametrize("form", ["script", "module behind env", "script that is forked"])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "form",
+    ["script", "module behind env", "script that is forked"],
+)
 def test_a_script_sees_no_difference(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments, path, environment, descriptors, streams, signals and threads are those of a new Python."""
     monkeypatch.chdir(tmp_path)

@@ -108,6 +108,7 @@ def same(one: Any, other: Any) -> bool:
     return dict(flat(one)) == dict(flat(other))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", SOURCES)
 def test_all_bits_arrive(runs: Path, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = torch.load(runs / source / "expected.pt", weights_only=True)

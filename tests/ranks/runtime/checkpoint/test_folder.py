@@ -70,7 +70,14 @@ def killed_at(point: int, folder: CheckpointFolder, step: int) -> bool:
     return status != 0
 
 
-@pytest.mark.parametrize(("step", "before"), [(3, [1, 2]), (2, [1, 2]), (1, [])], ids=["next", "again", "first"])
+@pytest.mark.parametrize(
+    ("step", "before"),
+    [
+        pytest.param(3, [1, 2], id="next"),
+        pytest.param(2, [1, 2], id="again", marks=pytest.mark.full),
+        pytest.param(1, [], id="first", marks=pytest.mark.full),
+    ],
+)
 def test_killed_at_any_moment_of_a_save(
     tmp_path: Path, said: pytest.LogCaptureFixture, step: int, before: list[int]
 ) -> None:

@@ -145,7 +145,9 @@ def train_with_workers() -> None:
                 checkpoint.step()
 
 
-@pytest.mark.parametrize(("context", "number"), [("fork", signal.SIGTERM), ("spawn", signal.SIGUSR1)])
+@pytest.mark.parametrize(
+    ("context", "number"), [("fork", signal.SIGTERM), pytest.param("spawn", signal.SIGUSR1, marks=pytest.mark.full)]
+)
 def test_signals_do_not_end_the_loaders_workers(tmp_path: Path, context: str, number: int) -> None:
     for status, env in ((75, {"SIGNAL": str(int(number))}), (0, {"SLURM_RESTART_COUNT": "1"})):
         common = {"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run"), "CONTEXT": context, **env}

@@ -179,6 +179,7 @@ def load_under_each_strategy() -> None:
         print(json.dumps(found))
 
 
+@pytest.mark.full
 def test_on_other_ranks_and_under_other_strategies_the_state_is_the_same(tmp_path: Path) -> None:
     saved = told(ran(save_under_each_strategy, 4, tmp_path))[0]
     names = {path.name.split("-")[1] for path in (tmp_path / "run" / "hsdp").glob("checkpoints/step-00000012.shards/*")}

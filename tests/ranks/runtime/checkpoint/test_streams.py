@@ -110,7 +110,13 @@ def made(world: World, kind: str, workers: int) -> cluster_ddp.Stream:
     return world.stream((Samples if kind == "count" else Stateful)(26), batch_size=4, num_workers=workers)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("count", 0), ("count", 2), ("state", 0), ("state", 2), ("own", 2)])
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        ("count", 2),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in [("count", 0), ("state", 0), ("state", 2), ("own", 2)]),
+    ],
+)
 def test_a_stream_that_was_ended_anywhere_ends_with_the_same_bits(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, workers: int
 ) -> None:

@@ -254,6 +254,7 @@ SETS = ((2, 2), (3, 8), (1, 13), (4, 0))
 """Numbers of ranks, and the step at which they are told to stop, amid an epoch; 0: they go to the end."""
 
 
+@pytest.mark.full
 def test_the_curve_is_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
     """And in a run that shrinks and grows."""
     found, losses = {}, []

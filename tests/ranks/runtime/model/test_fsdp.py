@@ -186,6 +186,7 @@ def on_two_nodes() -> None:
             world.wrap(made(world), strategy="hsdp", blocks=Block)
 
 
+@pytest.mark.full
 def test_hsdp_shards_within_each_node(tmp_path: Path) -> None:
     """Whatever the order in which the launcher has spread the ranks."""
     places = [slurm_step(rank, 4, job_id=JOB_ID + 1, SLURMD_NODENAME=f"node{rank % 2}") for rank in range(4)]

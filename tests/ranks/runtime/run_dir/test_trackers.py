@@ -167,6 +167,7 @@ def test_an_unknown_name_and_a_missing_library_are_one_warning_each(
     assert missing.startswith("Tracking with wandb failed: ModuleNotFoundError")
 
 
+@pytest.mark.full
 def test_names_that_a_library_refuses_are_changed_for_it(tmp_path: Path, said: list[str]) -> None:
     """MLflow takes no name with an @, and has a file for each: no folder may have its name, and none is too long."""
     changed = {"acc@1": "acc_1", "acc_1": "acc_1_", "loss/aux": "loss.aux", "../x": "...x", "..": "_", "a//b": "a..b"}

@@ -128,6 +128,7 @@ def test_a_broken_setup_is_in_the_log() -> None:
     assert "in vain" in job.logs()
 
 
+@pytest.mark.full
 def test_the_reference_job_returns_its_figures() -> None:
     job = submit(
         function=Train(("--dataset", "digits", "--model", "convnet", "--epochs", "1", "--no-cuda", "--no-save-model"))
