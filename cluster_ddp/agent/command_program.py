@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import SpecError, nearest
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 """A word that sets a variable, before a command in a shell or behind `env`."""
@@ -42,6 +43,11 @@ def program_words(command: Sequence[str]) -> list[str]:
 def is_interpreter(name: str) -> bool:
     """Return whether a program of this name is a Python interpreter."""
     return _PYTHON.fullmatch(name) is not None
+
+
+def is_shell(command: Sequence[str]) -> bool:
+    """Return whether a command's program is a shell."""
+    return any(Path(word).name in SHELLS for word in program_words(command)[:1])
 
 
 def is_python(command: Sequence[str]) -> bool:
@@ -103,32 +109,31 @@ def interpreter_words(command: Sequence[str]) -> int:
         SpecError: Python does not run a script or module in it.
     """
     run = target(command, no_script="i")  # a process that forks ranks can't be interactive
-    found = ""
-    if not is_python(command):
-        found = "its program is no Python interpreter"
-    elif run.kind == "nothing":
-        found = "it names neither a script nor a module"
-    elif run.kind == "code" or (run.kind == "module" and (command[run.at] != "-m" or not run.words)):
-        found = f"with {command[run.at]}, Python runs no script (write -m as a word of its own)"
-    if found:
-        raise SpecError(
-            f"Running {' '.join(command[:4])!r} with --launcher fork:",
-            f"{found}. One process per node imports torch, then forks the ranks, which run a Python script or module.",
-            "use --launcher srun, which runs any command; or a script: -- python SCRIPT.py …",
-        )
-    return run.at
+    is_module = run.kind == "module" and command[run.at] == "-m" and bool(run.words)
+    if is_python(command) and (run.kind == "script" or is_module):
+        return run.at
+    raise SpecError(
+        f"Running {' '.join(command[:4])!r} with --launcher fork:",
+        "its program does not run a Python script, or a module with -m as a word of its own. One process per node "
+        "imports torch, then forks the ranks, which run that.",
+        "use --launcher srun, which runs any command; or a script: -- python SCRIPT.py …",
+    )
 
 
-def check_script(command: Sequence[str], folder: Path) -> None:
-    """Check that the script of a Python command is there: Python would say so on each rank, after srun has started.
+def check_script(command: Sequence[str], folder: Path, hint: str) -> None:
+    """Check that the script of an interpreter or a shell is there: each rank would say so, after srun has started.
 
     Raises:
-        SpecError: there is no such file.
+        SpecError: there is no such file in the folder; the error has the hint. Or it is a notebook.
     """
-    words = program_words(command)
-    if any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
+    words, run = program_words(command), target(command)
+    if run.kind != "script" or any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
         return
-    run = target(command)
-    if is_python(command) and run.kind == "script" and not (folder / run.words[0]).exists():
-        found, hint = f"there is no such file in {folder}.", "start it in its folder; or sbatch --chdir=FOLDER SCRIPT"
-        raise SpecError(f"Running {run.words[0]}:", found, hint)
+    script, found = run.words[0], ""
+    if script.endswith(".ipynb"):
+        found, hint = "it is a notebook, which Python can't run.", "jupyter nbconvert --to script NOTEBOOK"
+    elif "{" not in script and not (folder / script).exists() and not (is_shell(words) and shutil.which(script)):
+        there = [path.name for path in folder.glob(f"*{Path(script).suffix}") if path.is_file()]
+        found = f"there is no such file in {folder}.{nearest(script, there)}"
+    if found:
+        raise SpecError(f"Running {script!r}:", found, hint)

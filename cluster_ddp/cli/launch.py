@@ -140,7 +140,7 @@ def _check_command(job: Job | LocalJob) -> None:
     gpus = None if isinstance(job, LocalJob) else job.size.gpus_per_node
     command = job.options.command
     if (nested := command_mistakes.nested_launcher(command, tasks=ranks, gpus=gpus)) is not None:
-        raise SpecError(f"Starting {shlex.join(command)}:", nested.found, nested.instead)
+        raise SpecError(f"Starting {shlex.join(command)}:", *nested)
 
 
 def _start_frozen(job: Job | LocalJob) -> None:
