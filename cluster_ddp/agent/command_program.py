@@ -17,8 +17,7 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 """A word that sets a variable, before a command in a shell or behind `env`."""
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _PYTHON = re.compile(r"python[\d.]*")
-_ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
-_ENV_VALUE_ATTACHED = ("--unset=", "--chdir=")
+_BEHIND_ENV = re.compile(rf"(?P<with_value>-u|--unset|-C|--chdir)|--(unset|chdir)=.*|{ASSIGNMENT.pattern}", re.DOTALL)
 _WITH_VALUE = ("--check-hash-based-pycs", "--rcfile", "--init-file")
 # Letters of options, alone or in a group: those with which no script runs, and those with a value (-m: the module).
 _OF_PYTHON, _OF_SHELLS = ("chV?", "WXm"), ("cs", "oO")
@@ -33,10 +32,8 @@ def program_words(command: Sequence[str]) -> list[str]:
     if not words or Path(words[0]).name != "env":
         return words
     at = 1
-    while at < len(words) and (
-        words[at] in _ENV_WITH_VALUE or words[at].startswith(_ENV_VALUE_ATTACHED) or ASSIGNMENT.fullmatch(words[at])
-    ):
-        at += 2 if words[at] in _ENV_WITH_VALUE else 1
+    while at < len(words) and (option := _BEHIND_ENV.fullmatch(words[at])):
+        at += 2 if option["with_value"] else 1
     return words[at:]
 
 
@@ -45,18 +42,8 @@ def is_interpreter(name: str) -> bool:
     return _PYTHON.fullmatch(name) is not None
 
 
-def is_shell(command: Sequence[str]) -> bool:
-    """Return whether a command's program is a shell."""
-    return any(Path(word).name in SHELLS for word in program_words(command)[:1])
-
-
-def is_python(command: Sequence[str]) -> bool:
-    """Return whether a command's program is a Python interpreter."""
-    return any(is_interpreter(Path(word).name) for word in program_words(command)[:1])
-
-
 class Target(NamedTuple):
-    """What a Python interpreter or a shell runs."""
+    """What the program of a command runs, if it is a Python interpreter or a shell."""
 
     kind: Literal["script", "module", "code", "nothing"]
     """"code" is that of -c, of the input, or what -V and -h print."""
@@ -64,10 +51,11 @@ class Target(NamedTuple):
     """The script, module or code, and its arguments."""
     at: int
     """Index in the command of the script, or of the option that decides: -m, -c."""
+    program: Literal["python", "shell", "other"]
 
 
 def target(command: Sequence[str], *, no_script: str = "") -> Target:
-    """Return what the Python interpreter or the shell of a command runs: nothing, if its program is another one.
+    """Return what the Python interpreter or the shell of a command runs: nothing, if it is another program.
 
     Args:
         command: the program and its arguments.
@@ -77,24 +65,25 @@ def target(command: Sequence[str], *, no_script: str = "") -> Target:
     at = len(words) - len(program_words(words)) + 1
     name = Path(words[at - 1]).name if at <= len(words) else ""
     if not (is_interpreter(name) or name in SHELLS):
-        return Target("nothing", [], 0)
+        return Target("nothing", [], 0, "other")
+    program: Literal["python", "shell"] = "shell" if name in SHELLS else "python"
     code, with_value = _OF_SHELLS if name in SHELLS else _OF_PYTHON
     while at < len(words) and words[at].startswith(("-", "+")):
         option, letter, attached = words[at], "", ""
         if not option.startswith("--"):
             _, letter, attached = re.split(f"([{code}{with_value}{no_script}]|$)", option[1:], maxsplit=1)
         if option in ("-", "--help", "--version") or (letter and letter in code + no_script):
-            return Target("code", words[at + 1 :], at)
+            return Target("code", words[at + 1 :], at, program)
         if letter == "m":
-            return Target("module", [*filter(None, [attached]), *words[at + 1 :]], at)
+            return Target("module", [*filter(None, [attached]), *words[at + 1 :]], at, program)
         # To a letter of a shell, such as -oe, belongs the next word (bash(1)).
         at += 2 if option in _WITH_VALUE or (letter and (name in SHELLS or not attached)) else 1
-    return Target("script" if at < len(words) else "nothing", words[at:], at)
+    return Target("script" if at < len(words) else "nothing", words[at:], at, program)
 
 
 def interpreter(command: Sequence[str]) -> str:
     """Return the Python interpreter of a command; "python", the first on the PATH, for any other program."""
-    return program_words(command)[0] if is_python(command) else "python"
+    return program_words(command)[0] if target(command).program == "python" else "python"
 
 
 def doctor(command: Sequence[str]) -> list[str]:
@@ -110,7 +99,7 @@ def interpreter_words(command: Sequence[str]) -> int:
     """
     run = target(command, no_script="i")  # a process that forks ranks can't be interactive
     is_module = run.kind == "module" and command[run.at] == "-m" and bool(run.words)
-    if is_python(command) and (run.kind == "script" or is_module):
+    if run.program == "python" and (run.kind == "script" or is_module):
         return run.at
     raise SpecError(
         f"Running {' '.join(command[:4])!r} with --launcher fork:",
@@ -132,7 +121,7 @@ def check_script(command: Sequence[str], folder: Path, hint: str) -> None:
     script, found = run.words[0], ""
     if script.endswith(".ipynb"):
         found, hint = "it is a notebook, which Python can't run.", "jupyter nbconvert --to script NOTEBOOK"
-    elif "{" not in script and not (folder / script).exists() and not (is_shell(words) and shutil.which(script)):
+    elif "{" not in script and not (folder / script).exists() and not (run.program == "shell" and shutil.which(script)):
         there = [path.name for path in folder.glob(f"*{Path(script).suffix}") if path.is_file()]
         found = f"there is no such file in {folder}.{nearest(script, there)}"
     if found:

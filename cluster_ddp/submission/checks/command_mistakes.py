@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster_ddp.agent.array_values import ARRAY_TASK
-from cluster_ddp.agent.command_program import ASSIGNMENT, check_script, is_python, is_shell, target
+from cluster_ddp.agent.command_program import ASSIGNMENT, check_script, target
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
@@ -108,9 +108,9 @@ def _launcher(words: Sequence[str]) -> str | None:
         if found := next((key for key in (" ".join([name, *rest[1:2]]), name) if key in _LAUNCHERS), None):
             return found
         run = target(rest)
-        if is_shell(rest[:1]):
+        if run.program == "shell":
             return _in_text(run.words[0]) if run.kind == "code" and run.words else None
-        if is_python(rest[:1]):
+        if run.program == "python":
             return _launcher(run.words) if run.kind != "code" else None
         is_option = word.startswith("-")
         is_passed = is_option or word[:1].isdigit() or name in _RUN_ANOTHER or ASSIGNMENT.fullmatch(word)
@@ -145,7 +145,8 @@ def check_program(spec: JobSpec) -> list[Advice]:
     program = spec.command[0]
     path = os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
     if shutil.which(program, path=path) is not None:
-        if target(spec.command).kind == "nothing" and (is_python(spec.command) or is_shell(spec.command)):
+        run = target(spec.command)
+        if run.kind == "nothing" and run.program != "other":
             found = "it names no script, and a job has no terminal to read commands from."
             raise SpecError(f"Running {shlex.join(spec.command)}:", found, "-- python SCRIPT, or -- bash SCRIPT")
         check_script(spec.command, Path.cwd(), "paths are relative to where you submit")

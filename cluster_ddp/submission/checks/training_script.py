@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from cluster_ddp.agent.command_program import is_python, program_words, target
+from cluster_ddp.agent.command_program import Target, program_words, target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import job_environment
 from cluster_ddp.submission.checks.job_warnings import Advice
@@ -48,24 +48,24 @@ def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
     Raises:
         SpecError: the Python or the shell of the job can't read the script.
     """
-    words = program_words(spec.command)
-    path = _script(words, folder)
+    run = target(spec.command)
+    path, is_python = _script(run, folder), run.program == "python"
     if path is None:
         return []
-    said, name = _compiled(spec, path) if is_python(words) else _read_by_shell(words[0], path), os.path.relpath(path)
+    name = os.path.relpath(path)
+    said = _compiled(spec, path) if is_python else _read_by_shell(program_words(spec.command)[0], path)
     if said and job_environment.runs_here(spec):
         raise SpecError(f"Running {name!r}:", f"{said}.", "mend it, and submit it again")
-    text = f"{name} can't be read by this machine's {Path(words[0]).name}: {said}. The job's own may say the same."
+    text = f"{name} can't be read on this machine: {said}. The job's own Python or shell may say the same."
     wrong = [Advice("syntax", text)] if said else []
-    return [*wrong, *(_variables(spec, path, on_slurm) if is_python(words) else ())]
+    return [*wrong, *(_variables(spec, path, on_slurm) if is_python else ())]
 
 
-def _script(words: list[str], folder: Path) -> Path | None:
+def _script(run: Target, folder: Path) -> Path | None:
     """The text of the script or of the module that a command runs, if it is in the folder of the job.
 
     Python also runs a .pyc and an archive (python -m zipapp), which are no text.
     """
-    run = target(words)
     files = [folder / run.words[0]] if run.kind == "script" else []
     if run.kind == "module" and run.words:
         module = folder / run.words[0].replace(".", "/")

@@ -107,7 +107,7 @@ def test_where_the_job_may_have_another_python_it_is_a_warning(
 ) -> None:
     ((code, text),) = check(*command, **more)
     assert code == "syntax"
-    assert text.startswith(f"{command[1]} can't be read by ")
+    assert text.startswith(f"{command[1]} can't be read on this machine: ")
     assert check(command[0], command[1].replace("bad", "good"), **more) == []
 
 
