@@ -65,39 +65,30 @@ def advise(command: Sequence[str], grid: Container[str]) -> Iterator[Advice]:
         yield Advice("shell", f"{text}-- bash -o pipefail -c 'COMMAND'")  # else | has the status of its last program
 
 
-def check_launcher(spec: JobSpec) -> None:
+def check_launcher(command: Sequence[str], *, tasks: int, gpus: int | None, or_else: str = "") -> None:
     """Refuse a command that starts ranks itself. One task may start one a GPU, but not by Slurm's commands.
-
-    Raises:
-        SpecError: the command does. The hint says what to submit instead.
-    """
-    nested = nested_launcher(spec.command, tasks=spec.nodes * spec.ranks_per_node, gpus=spec.gpus_per_node)
-    if nested is not None:
-        found, instead = nested
-        raise SpecError(
-            f"Submitting {shlex.join(spec.command)}:", found, f"{instead}; to submit it anyway: --accept {CODE}"
-        )
-
-
-def nested_launcher(command: Sequence[str], *, tasks: int, gpus: int | None) -> tuple[str, str] | None:
-    """Return what is wrong with a command that starts ranks itself, and what to write instead; None for others.
 
     Args:
         command: the command.
         tasks: number of tasks that run it.
         gpus: number of GPUs of a node; None if unknown.
+        or_else: what else helps, for the hint.
+
+    Raises:
+        SpecError: the command does.
     """
     launcher = _launcher(command)
     if launcher is None:
-        return None
+        return
     name, does = launcher.split()[0], _LAUNCHERS[launcher]
     if does == _STARTS_RANKS and tasks == 1:
         options = re.split(r"\.py\b|\s-m\s", " ".join(command).partition(name)[2])[0]  # up to its script or module
         number = re.search(_NUMBER_OF_RANKS, options)
         if gpus is None or number is None or int(number[1]) <= gpus:
-            return None
+            return
         does = f"starts {number[1]} ranks, and this job has {counted(gpus, 'GPU')}."
-    return f"{name} {does.format(tasks)}", f"[--launcher torchrun] -- COMMAND, without {name} and its options"
+    hint = f"[--launcher torchrun] -- COMMAND, without {name} and its options{or_else}"
+    raise SpecError(f"Running {shlex.join(command)}:", f"{name} {does.format(tasks)}", hint)
 
 
 def _launcher(words: Sequence[str]) -> str | None:

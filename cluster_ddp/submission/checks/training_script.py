@@ -103,9 +103,8 @@ def _variables(spec: JobSpec, path: Path, on_slurm: bool) -> Iterator[Advice]:
             yield Advice("slurm-variable", text)
     for variable in sorted(_PLACES.keys() & set(named)) if spec.launcher == "torchrun" and on_slurm else ():
         if (instead := _PLACES[variable]) not in named:
-            text = f"{name} uses {variable}, which numbers Slurm's tasks: with --launcher torchrun one per node, so all"
-            text += f" ranks of a node have the same, and a rendezvous would wait for ever. Use {instead}, or "
-            yield Advice("slurm-variable", f"{text}--launcher srun.")
+            text = f"{name} uses {variable}, which numbers Slurm's tasks: under torchrun, a node's ranks share it. "
+            yield Advice("slurm-variable", f"{text}Use {instead}, or --launcher srun.")
 
 
 def cure_of_unset(spec: JobSpec, variable: str, *, on_slurm: bool) -> str:

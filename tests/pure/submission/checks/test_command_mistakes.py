@@ -16,7 +16,8 @@ WITHOUT = "[--launcher torchrun] -- COMMAND, without {} and its options"
 def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
     spec = JobSpec(name="t", nodes=nodes, command=tuple(shlex.split(command)), **fields)  # type: ignore[arg-type]
     try:
-        command_mistakes.check_launcher(spec)
+        tasks = spec.nodes * spec.ranks_per_node
+        command_mistakes.check_launcher(spec.command, tasks=tasks, gpus=spec.gpus_per_node, or_else="; or else")
     except SpecError as error:
         return error
     return None
@@ -58,9 +59,9 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
 def test_a_nested_launcher_is_refused_with_a_cure(command: str, launcher: str) -> None:
     error = refusal(command)
     assert error is not None
-    assert error.asked == f"Submitting {command}:"
+    assert error.asked == f"Running {command}:"
     assert error.found.startswith(launcher)
-    assert error.hint == f"{WITHOUT.format(launcher)}; to submit it anyway: --accept nested"
+    assert error.hint == f"{WITHOUT.format(launcher)}; or else"
 
 
 @pytest.mark.parametrize(

@@ -394,38 +394,38 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ),
     (
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
-        "Submitting torchrun --nproc-per-node 2 t.py",
+        "Running torchrun --nproc-per-node 2 t.py",
         "torchrun starts ranks itself. Each of the 2 ranks of this job would start them again.",
         f"{WITHOUT.format('torchrun')}; {ANYWAY}",
     ),
     (
         "-- srun python t.py",
-        "Submitting srun python t.py",
+        "Running srun python t.py",
         "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
         f"{WITHOUT.format('srun')}; {ANYWAY}",
     ),
     (
         "-- srun --ntasks 2 ls -l",
-        "Submitting srun --ntasks 2 ls -l",
+        "Running srun --ntasks 2 ls -l",
         "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
         f"{WITHOUT.format('srun')}; {ANYWAY}",
     ),
     (
         "-- sbatch job.sh",
-        "Submitting sbatch job.sh",
+        "Running sbatch job.sh",
         "sbatch asks for a job of its own, so this job would only submit another.",
         f"{WITHOUT.format('sbatch')}; {ANYWAY}",
     ),
     (
         "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
-        "Submitting accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
+        "Running accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "accelerate starts ranks itself. Each of the 2 ranks of this job would start them again.",
         f"{WITHOUT.format('accelerate')}; {ANYWAY}",
     ),
     *(
         (
             f"--gpus-per-node 2 -- {typed}",
-            f"Submitting {typed}",
+            f"Running {typed}",
             f"{launcher} starts ranks itself. Each of the 2 ranks of this job would start them again.",
             f"{WITHOUT.format(launcher)}; {ANYWAY}",
         )
@@ -445,19 +445,19 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ),
     (
         "--gpus-per-node 2 -- deepspeed t.py",
-        "Submitting deepspeed t.py",
+        "Running deepspeed t.py",
         "deepspeed starts ranks itself. Each of the 2 ranks of this job would start them again.",
         f"{WITHOUT.format('deepspeed')}; {ANYWAY}",
     ),
     (
         "--gpus-per-node 2 -- mpirun -np 2 python t.py",
-        "Submitting mpirun -np 2 python t.py",
+        "Running mpirun -np 2 python t.py",
         "mpirun starts ranks itself. Each of the 2 ranks of this job would start them again.",
         f"{WITHOUT.format('mpirun')}; {ANYWAY}",
     ),
     (
         "-- torchrun --nproc-per-node 4 t.py",
-        "Submitting torchrun --nproc-per-node 4 t.py",
+        "Running torchrun --nproc-per-node 4 t.py",
         "torchrun starts 4 ranks, and this job has 1 GPU.",
         f"{WITHOUT.format('torchrun')}; {ANYWAY}",
     ),
@@ -901,3 +901,10 @@ def test_slurms_options_behind_the_script_of_a_job(capsys) -> None:
         "  Hint: Slurm's options go before the script: sbatch --nodes … jobs/NAME.sbatch. "
         "The training's options: cluster-ddp train --help\n"
     )
+
+
+def test_the_folder_of_env_is_where_the_script_is(capsys, folder: Path) -> None:
+    (folder / "src").mkdir()
+    (folder / "src" / "there.py").touch()
+    argv = ("--dry-run", "--accept", "node-local-path")
+    assert said(capsys, *argv, "--", "env", "--chdir=src", "python", "there.py") == (0, "")
