@@ -103,8 +103,8 @@ def _launcher(words: Sequence[str]) -> str | None:
             return _in_text(run.words[0]) if run.kind == "code" and run.words else None
         if run.program == "python":
             return _launcher(run.words) if run.kind != "code" else None
-        is_option = word.startswith("-")
-        is_passed = is_option or word[:1].isdigit() or name in _RUN_ANOTHER or ASSIGNMENT.fullmatch(word)
+        is_option, is_number = word.startswith("-"), at > 0 and word[:1].isdigit()  # timeout 10
+        is_passed = is_option or is_number or name in _RUN_ANOTHER or ASSIGNMENT.fullmatch(word)
         if not is_passed and (not is_value or shutil.which(word)):
             return None  # another program, or a script
         is_value = is_option

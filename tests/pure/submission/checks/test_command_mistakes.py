@@ -85,6 +85,7 @@ def test_a_nested_launcher_is_refused_with_a_cure(command: str, launcher: str) -
         "bash -c 'echo \"'",
         "python -m mine.fit --launcher torchrun",
         "python -u t.py srun",
+        "python 3d_unet.py --backend torchrun",
         "numactl -m 0 ./mine torchrun",
         "uv run --no-sync python -m mine.fit torchrun",
         "python",
