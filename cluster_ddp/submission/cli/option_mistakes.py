@@ -20,7 +20,7 @@ _PASSED_ON = """
     segment sockets-per-node spread-job stepmgr switches thread-spec threads-per-core time-min tmp tres-bind
     tres-per-task uid use-min-nodes verbose wait-all-nodes wckey
 """
-_SBATCHS = SET_ELSEWHERE.union(_PASSED_ON.split())
+_SBATCHS = SET_ELSEWHERE.union(_PASSED_ON.split()) - {"help", "parsable", "usage", "version"}  # of any program
 _LETTERS = "AabCcDdeFGHiJkLMNnOopqSstwx"
 # An option of sbatch -> the option here.
 _HERE: Mapping[str, str] = {
@@ -54,7 +54,7 @@ def refuse(words: Sequence[str]) -> None:
             hint = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
         elif option in _HERE:
             found, hint = "that is sbatch's name for it.", f"use {_HERE[option]}"
-        elif option == "-o" or (option.startswith("--") and option[2:] in SET_ELSEWHERE):
+        elif option == "-o" or (option[2:] in SET_ELSEWHERE and is_sbatchs(option)):
             found = "cluster-ddp submit sets it itself, or has no use for it."
             hint = "leave it out; to read the logs: cluster-ddp logs JOB"
         elif option.startswith("--") and is_sbatchs(option):
