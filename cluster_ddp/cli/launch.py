@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
         _check_range(asked, env)
         check_restarts(asked)
         job = launch_job.job_of(asked, env)
-        _check_command(job)
+        ranks, gpus = (job.ranks, None) if isinstance(job, LocalJob) else (job.size.world_size, job.size.gpus_per_node)
+        command_mistakes.check_launcher(job.options.command, tasks=ranks, gpus=gpus)
         if not found.dry_run:
             _start_frozen(job)
             return launch_job.run(job)
@@ -132,15 +133,6 @@ def _check_range(asked: Options, env: Mapping[str, str]) -> None:
     if not least <= nodes <= most:
         found = f"the job has {counted(nodes, 'node')}."
         raise SpecError(given, found, f"the range of the job: #SBATCH --nodes={asked.nodes}; or leave out --nodes")
-
-
-def _check_command(job: Job | LocalJob) -> None:
-    """Refuse a command that starts ranks itself: it would start all ranks again, in each."""
-    ranks = job.ranks if isinstance(job, LocalJob) else job.size.world_size
-    gpus = None if isinstance(job, LocalJob) else job.size.gpus_per_node
-    command = job.options.command
-    if (nested := command_mistakes.nested_launcher(command, tasks=ranks, gpus=gpus)) is not None:
-        raise SpecError(f"Starting {shlex.join(command)}:", nested.found, nested.instead)
 
 
 def _start_frozen(job: Job | LocalJob) -> None:

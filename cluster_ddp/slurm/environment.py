@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from cluster_ddp.errors import TopologyError
+from cluster_ddp.errors import TopologyError, counted
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import hostlist, port, variables
 from cluster_ddp.slurm.variables import Variables
 
@@ -59,13 +60,13 @@ def _slurm_step(v: Variables) -> Fields:
         raise TopologyError(asked, f"{found}.", hint)
     _check_inherited(v)
     nodes, gpus = hostlist.of_variable(v, *variables.NODELIST), v.integer(*variables.GPUS_ON_NODE)
-    tasks = v.tasks_per_node() or ()
+    tasks = v.tasks_per_node()
     if sum(tasks) != world_size:  # the job's, not the step's
         tasks = ()
     by_gpus = (gpus or 0) // v.gpus_per_task() or None  # ranks on each node, if all GPUs are driven
-    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or (1 if world_size == 1 else None)
-    if num_nodes is None and by_gpus:
-        num_nodes = math.ceil(world_size / by_gpus)
+    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or None
+    if num_nodes is None:
+        num_nodes = 1 if world_size == 1 else by_gpus and math.ceil(world_size / by_gpus)
     node_rank = v.integer(*variables.NODE_RANK)
     if node_rank is None:  # removed: block distribution over equal nodes
         node_rank = rank // by_gpus if by_gpus else 0 if num_nodes == 1 else None
@@ -121,11 +122,10 @@ def _hand_set(v: Variables) -> Fields:
         hint = "set all three, or unset all (for one process), or start with srun or torchrun, which set them"
         raise TopologyError(asked, f"{v.shown('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: {found}", hint)
     local_world_size = v.integer("LOCAL_WORLD_SIZE") or (1 if world_size == 1 else None)
-    is_even = local_world_size is not None and world_size % local_world_size == 0
-    num_nodes = world_size // local_world_size if local_world_size and is_even else None
+    num_nodes = world_size // local_world_size if local_world_size and world_size % local_world_size == 0 else None
     node_rank = v.integer("GROUP_RANK", "NODE_RANK")
     job, ports = _job(v), _TORCHS_PORTS
-    if job["job_id"] is None and (local_job_id := v.integer(*variables.LOCAL_JOB_ID)) is not None:
+    if job["job_id"] is None and (local_job_id := v.integer(Env.LOCAL_JOB_ID)) is not None:
         job["job_id"], ports = local_job_id, port.candidates(local_job_id)
     return {
         **{"launcher": "manual", "rank": rank, "local_rank": local_rank or 0, "world_size": world_size},
@@ -160,7 +160,7 @@ def _alone(v: Variables, ports: tuple[int, ...]) -> Fields:
 def _job(v: Variables) -> Fields:
     return {
         "job_id": v.integer(*variables.JOB_ID),
-        "chain_id": v.integer(*variables.CHAIN),
+        "chain_id": v.integer(Env.CHAIN),
         "array_job_id": v.integer(*variables.ARRAY_JOB_ID),
         "array_task_id": v.integer(*variables.ARRAY_TASK_ID),
         "restart_count": v.integer(*variables.RESTART_COUNT) or 0,
@@ -198,18 +198,13 @@ def _check_gpus(v: Variables, local_world_size: int | None) -> None:
     gpus, each = v.integer(*variables.GPUS_ON_NODE), v.gpus_per_task()
     if not gpus or local_world_size is None or local_world_size * each == gpus:
         return
-    shown = v.shown("SLURM_GPUS_ON_NODE", *variables.TASKS_PER_NODE[:1], "SLURM_NTASKS")
-    if each > 1:
-        asked, needed = f"{each} GPUs each", each * local_world_size
-        found = f"{shown}, {v.shown(*variables.GPUS_PER_TASK)}: that needs {needed} GPUs."
-        hint = f"--ntasks-per-node={local_world_size} --gres=gpu:{needed}"
-    else:
-        asked, more = "one GPU each", "more" if local_world_size > gpus else "fewer"
-        found = f"{shown}: {more} tasks than GPUs."
-        hint = f"ask for as many tasks as GPUs: --ntasks-per-node={gpus} --gres=gpu:{gpus}"
-        if gpus % local_world_size == 0:
-            hint += f"; for a model over several GPUs: export {variables.GPUS_PER_TASK[0]}={gpus // local_world_size}"
-    raise TopologyError(f"Running {local_world_size} tasks on this node, {asked}:", found, hint)
+    more, fitting = "more" if local_world_size * each > gpus else "fewer", gpus // each or 1
+    shown = v.shown("SLURM_GPUS_ON_NODE", *variables.TASKS_PER_NODE[:1], "SLURM_NTASKS", Env.GPUS_PER_TASK)
+    hint = f"ask for tasks that fit the GPUs: --ntasks-per-node={fitting} --gres=gpu:{fitting * each}"
+    if more == "fewer" and gpus % local_world_size == 0:
+        hint += f"; for a model over several GPUs: export {Env.GPUS_PER_TASK}={gpus // local_world_size}"
+    asked = f"Running {local_world_size} tasks on this node, {counted(each, 'GPU')} each:"
+    raise TopologyError(asked, f"{shown}: {more} tasks than GPUs for them.", hint)
 
 
 def address(v: Variables, nodes: Sequence[str], num_nodes: int | None) -> str:

@@ -22,12 +22,10 @@ NODELIST = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 JOB_ID = ("SLURM_JOB_ID", "SLURM_JOBID")
 CLUSTER_NAME = ("SLURM_CLUSTER_NAME",)
-LOCAL_JOB_ID = (Env.LOCAL_JOB_ID,)
 JOB_NODELIST = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 JOB_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS")
 JOB_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 STEP_ID = ("SLURM_STEP_ID", "SLURM_STEPID")
-CHAIN = (Env.CHAIN,)
 ARRAY_JOB_ID = ("SLURM_ARRAY_JOB_ID",)
 ARRAY_TASK_ID = ("SLURM_ARRAY_TASK_ID",)
 RESTART_COUNT = (Env.START, "SLURM_RESTART_COUNT")  # Slurm's is unset before the first requeue, up to 26.05
@@ -40,8 +38,6 @@ NTASKS_PER_NODE = ("SLURM_NTASKS_PER_NODE",)  # set only if that option was give
 RANKS_ON_NODE = ("SLURM_GTIDS",)  # such as "2,3"
 TASK_PID = ("SLURM_TASK_PID",)
 CPUS_ON_NODE = ("SLURM_CPUS_ON_NODE",)  # of the step
-SAID_CPUS_PER_TASK = (Env.CPUS_PER_TASK,)
-GPUS_PER_TASK = (Env.GPUS_PER_TASK,)
 
 # Step ids from this number on are steps that srun did not make (batch, extern, interactive …).
 _SPECIAL_STEP_IDS = 0xFFFFFF00
@@ -89,27 +85,24 @@ class Variables:
 
     def gpus_per_task(self) -> int:
         """Return how many GPUs each rank drives. See `integer` for errors."""
-        return self.integer(*GPUS_PER_TASK) or 1
+        return self.integer(Env.GPUS_PER_TASK) or 1
 
     def job_label(self) -> str:
         """Return the job's label; see `job_label`. In a chain of jobs, it is that of the first one."""
-        job = self.text(*CHAIN, *JOB_ID, *LOCAL_JOB_ID)
+        job = self.text(Env.CHAIN, *JOB_ID, Env.LOCAL_JOB_ID)
         return job_label(job, self.text(*ARRAY_JOB_ID), self.text(*ARRAY_TASK_ID))
 
-    def tasks_per_node(self) -> tuple[int, ...] | None:
-        """Return the number of tasks on each node, None if unset: "2(x3),1" gives (2, 2, 2, 1).
+    def tasks_per_node(self) -> tuple[int, ...]:
+        """Return the number of tasks on each node, none if unset: "2(x3),1" gives (2, 2, 2, 1).
 
         Raises:
             TopologyError: the value can't be read.
         """
-        text = self.text(*TASKS_PER_NODE)
-        if text is None:
-            return None
-        if not re.fullmatch(f"{_COUNT}(,{_COUNT})*", text):
+        text = self.text(*TASKS_PER_NODE) or ""
+        if text and not re.fullmatch(f"{_COUNT}(,{_COUNT})*", text):
             found = f"{self.shown(*TASKS_PER_NODE)}: that is no list of counts such as 2 or 2(x3)."
             raise TopologyError("Reading the tasks per node:", found, "find what sets it: env | grep TASKS_PER_NODE")
-        counts = re.findall(_COUNT, text)
-        return tuple(int(count) for count, times in counts for _ in range(int(times or 1)))
+        return tuple(int(count) for count, times in re.findall(_COUNT, text) for _ in range(int(times or 1)))
 
 
 def place_in_job(env: Mapping[str, str]) -> int:

@@ -66,7 +66,8 @@ def run(job: Job | LocalJob) -> int:
     if asked.code is not None:
         _enter(Path(asked.code))
     if asked.container is None and asked.container_image is None:
-        command_program.check_script(asked.command, Path.cwd())
+        hint = "start it in its folder; or sbatch --chdir=FOLDER SCRIPT"
+        command_program.check_script(asked.command, Path.cwd(), hint)
     if isinstance(job, Job) and (remark := gpu_remark(job.size, asked)):
         job_log.say(remark)
     if isinstance(job, Job) and job.folder is not None and not _is_output_in(job.folder):

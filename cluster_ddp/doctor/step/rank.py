@@ -100,7 +100,7 @@ class Identity:
             rank = size = None
             if v.step_id() is not None:  # else in the batch shell, where nobody else comes
                 rank = _known(lambda: v.integer(*variables.RANK))
-                size = _known(lambda: v.integer(*variables.WORLD_SIZE)) or _known(lambda: sum(v.tasks_per_node() or ()))
+                size = _known(lambda: v.integer(*variables.WORLD_SIZE)) or _known(lambda: sum(v.tasks_per_node()))
             return Identity(rank=rank or 0, world_size=size or 1, host=host, step=step, error=error)
         return Identity(rank=topology.rank, world_size=topology.world_size, host=host, step=step, topology=topology)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster_ddp.errors import TopologyError
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import environment, hostlist, port, variables
 from cluster_ddp.slurm.variables import Variables
 
@@ -89,7 +90,7 @@ class NodeRanks:
             variables.NTASKS_PER_NODE: self.ranks,
             variables.CPUS_PER_TASK: self._cpus_per_task(),
             variables.TRES_PER_TASK: self._tres_per_task(),
-            variables.SAID_CPUS_PER_TASK: None,
+            (Env.CPUS_PER_TASK,): None,
             variables.DISTRIBUTION: self._distribution(),
             variables.RANKS_ON_NODE: ",".join(map(str, range(first, first + self.ranks))),
             variables.TASK_PID: pid,
@@ -100,8 +101,8 @@ class NodeRanks:
 
     def _cpus_per_task(self) -> int | None:
         v = Variables(self.env)
-        if variables.SAID_CPUS_PER_TASK[0] in self.env:
-            return v.integer(*variables.SAID_CPUS_PER_TASK)
+        if Env.CPUS_PER_TASK in self.env:
+            return v.integer(Env.CPUS_PER_TASK)
         return max(1, (v.integer(*variables.CPUS_PER_TASK) or 1) // self.ranks)
 
     def _tres_per_task(self) -> str | None:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import ast
 import os
-import platform
-import re
-import shlex
 import subprocess
 import sys
 import zipfile
@@ -17,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from cluster_ddp.agent.command_program import is_python, program_words, target
+from cluster_ddp.agent.command_program import Target, program_words, target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import job_environment
 from cluster_ddp.submission.checks.job_warnings import Advice
@@ -30,8 +27,7 @@ try:
     with open(sys.argv[1], "rb") as file:
         compile(file.read(), sys.argv[1], "exec", dont_inherit=True)
 except (SyntaxError, ValueError) as error:  # ValueError: it has NUL bytes (before Python 3.12)
-    line = getattr(error, "lineno", None)
-    print((f"line {line}: " if line else "") + f"{type(error).__name__}: {getattr(error, 'msg', error)}")
+    print(f"{type(error).__name__}: {error}")
 """
 # A rank's place as Slurm numbers tasks, and as torchrun numbers workers.
 _PLACES = {"SLURM_PROCID": "RANK", "SLURM_LOCALID": "LOCAL_RANK"}
@@ -52,24 +48,24 @@ def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
     Raises:
         SpecError: the Python or the shell of the job can't read the script.
     """
-    words = program_words(spec.command)
-    path = _script(words, folder)
+    run = target(spec.command)
+    path, is_python = _script(run, folder), run.program == "python"
     if path is None:
         return []
-    if is_python(words):
-        wrong = _syntax(spec, path, _compiled(spec, path), [words[0], "-m", "py_compile"])
-        return [*wrong, *_variables(spec, path, on_slurm)]
-    # With -n, a script's own `shopt -s extglob` has no effect, and without it `!(a|b)` would be an error.
-    checker = [words[0], *(("-O", "extglob") if Path(words[0]).name == "bash" else ()), "-n"]
-    return _syntax(spec, path, _read_by_shell(checker, path), checker)
+    name = os.path.relpath(path)
+    said = _compiled(spec, path) if is_python else _read_by_shell(program_words(spec.command)[0], path)
+    if said and job_environment.runs_here(spec):
+        raise SpecError(f"Running {name!r}:", f"{said}.", "mend it, and submit it again")
+    text = f"{name} can't be read on this machine: {said}. The job's own Python or shell may say the same."
+    wrong = [Advice("syntax", text)] if said else []
+    return [*wrong, *(_variables(spec, path, on_slurm) if is_python else ())]
 
 
-def _script(words: list[str], folder: Path) -> Path | None:
+def _script(run: Target, folder: Path) -> Path | None:
     """The text of the script or of the module that a command runs, if it is in the folder of the job.
 
     Python also runs a .pyc and an archive (python -m zipapp), which are no text.
     """
-    run = target(words)
     files = [folder / run.words[0]] if run.kind == "script" else []
     if run.kind == "module" and run.words:
         module = folder / run.words[0].replace(".", "/")
@@ -87,26 +83,15 @@ def _compiled(spec: JobSpec, path: Path) -> str:
     return said[0] if said else ""
 
 
-def _read_by_shell(checker: list[str], path: Path) -> str:
+def _read_by_shell(shell: str, path: Path) -> str:
     """What a shell says of a file that it can't read; nothing if that shell is not here."""
+    # With -n, a script's own `shopt -s extglob` has no effect, and without it `!(a|b)` would be an error.
+    options = ("-O", "extglob", "-n") if Path(shell).name == "bash" else ("-n",)
     try:
-        done = subprocess.run([*checker, path], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run([shell, *options, path], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except OSError:
         return ""
-    said = done.stderr.splitlines() if done.returncode else []
-    return re.sub(rf"^(\S+: )?{re.escape(str(path))}: ", "", said[0]) if said else ""
-
-
-def _syntax(spec: JobSpec, path: Path, said: str, checker: list[str]) -> list[Advice]:
-    name = os.path.relpath(path)
-    if not said:
-        return []
-    if job_environment.runs_here(spec):
-        raise SpecError(f"Running {name!r}:", f"{said}.", f"mend it, then check it: {shlex.join([*checker, name])}")
-    reader = f"Python {platform.python_version()}" if path.suffix == ".py" else "the shell"
-    where = "the container" if spec.container or spec.container_image else "the job's environment"
-    text = f"{name} can't be read by {reader} of this machine: {said}. The job fails at once if {where} says the same."
-    return [Advice("syntax", text)]
+    return done.stderr.partition("\n")[0] if done.returncode else ""
 
 
 def _variables(spec: JobSpec, path: Path, on_slurm: bool) -> Iterator[Advice]:
@@ -118,9 +103,8 @@ def _variables(spec: JobSpec, path: Path, on_slurm: bool) -> Iterator[Advice]:
             yield Advice("slurm-variable", text)
     for variable in sorted(_PLACES.keys() & set(named)) if spec.launcher == "torchrun" and on_slurm else ():
         if (instead := _PLACES[variable]) not in named:
-            text = f"{name} uses {variable}, which numbers Slurm's tasks: with --launcher torchrun one per node, so all"
-            text += f" ranks of a node have the same, and a rendezvous would wait for ever. Use {instead}, or "
-            yield Advice("slurm-variable", f"{text}--launcher srun.")
+            text = f"{name} uses {variable}, which numbers Slurm's tasks: under torchrun, a node's ranks share it. "
+            yield Advice("slurm-variable", f"{text}Use {instead}, or --launcher srun.")
 
 
 def cure_of_unset(spec: JobSpec, variable: str, *, on_slurm: bool) -> str:

@@ -126,6 +126,7 @@ def job_name(command: Sequence[str]) -> str:
 
 
 def _gpus_per_node(text: str) -> int:
-    if not text.isdecimal() and (meant := option_mistakes.gpus(text)):
-        raise SpecError(ASKED, f"--gpus-per-node is a whole number, not {text!r}.", f"--gpus-per-node {meant}")
+    if ":" in text:  # gpu:a100:2, as for --gres
+        found = f"--gpus-per-node is a whole number, not {text!r}."
+        raise SpecError(ASKED, found, "such as --gpus-per-node 2; the type of the GPUs: --gpu-type a100")
     return whole_number(text)

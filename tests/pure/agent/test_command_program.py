@@ -22,26 +22,26 @@ def test_pythons_own_words(command: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
+    "command",
     [
-        ("bash train.sh", "its program is no Python interpreter"),
-        ("./train.py", "no Python interpreter"),
-        ("env A=1", "no Python interpreter"),
-        ("env -i python train.py", "no Python interpreter"),
-        ("numactl -N 0 python train.py", "no Python interpreter"),
-        ("python", "names neither a script nor a module"),
-        ("python -u", "names neither a script nor a module"),
-        ("python -m", "with -m, Python runs no script"),
-        ("python -c 1", "with -c, Python runs no script"),
-        ("python -uc 1", "with -uc, Python"),
-        ("python -um x", "write -m as a word of its own"),
-        ("python -i train.py", "with -i, Python"),
-        ("python -", "with -, Python"),
-        ("python --version", "with --version, Python"),
+        "bash train.sh",
+        "./train.py",
+        "env A=1",
+        "env -i python train.py",
+        "numactl -N 0 python train.py",
+        "python",
+        "python -u",
+        "python -m",
+        "python -c 1",
+        "python -uc 1",
+        "python -um x",
+        "python -i train.py",
+        "python -",
+        "python --version",
     ],
 )
-def test_what_is_no_script_of_pythons_is_refused(command: str, found: str) -> None:
-    with pytest.raises(SpecError, match=found) as caught:
+def test_what_is_no_script_of_pythons_is_refused(command: str) -> None:
+    with pytest.raises(SpecError, match="does not run a Python script, or a module with -m as a word") as caught:
         interpreter_words(command.split())
     assert "--launcher fork" in caught.value.asked
     assert "--launcher srun" in caught.value.hint

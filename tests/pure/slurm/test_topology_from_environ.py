@@ -279,8 +279,8 @@ BAD = {
     ),
     "several GPUs for each task, and too few": (
         STEP | {"SLURM_GPUS_ON_NODE": "2", "CLUSTER_DDP_GPUS_PER_TASK": "2"},
-        ["SLURM_GPUS_ON_NODE=2", "CLUSTER_DDP_GPUS_PER_TASK=2: that needs 4 GPUs"],
-        "--ntasks-per-node=2 --gres=gpu:4",
+        ["SLURM_GPUS_ON_NODE=2", "CLUSTER_DDP_GPUS_PER_TASK=2: more tasks than GPUs"],
+        "--ntasks-per-node=1 --gres=gpu:2",
     ),
     "RANK alone": ({"RANK": "0"}, ["RANK=0", "WORLD_SIZE unset"], "torchrun"),
     "WORLD_SIZE alone": ({"WORLD_SIZE": "2"}, ["RANK unset", "WORLD_SIZE=2"], "srun"),

@@ -35,7 +35,7 @@ def test_what_forks_the_ranks_stands_before_the_script(run_dir: str) -> None:
     forking = ["-m", "cluster_ddp.runtime.fork", "--ranks=4", *logs, "--"]
     assert command == ["env", "A=it's", PYTHON, "-u", *forking, "train.py", *HOSTILE]
     assert env["CLUSTER_DDP_CPUS_PER_TASK"] == "5"
-    with pytest.raises(SpecError, match="no Python interpreter"):
+    with pytest.raises(SpecError, match="does not run a Python script"):
         rank_command.launched(Options(command=("bash", "x.sh"), launcher="fork"), ENV)
 
 

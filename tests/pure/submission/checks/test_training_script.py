@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import re
 import subprocess
 import sys
 import zipapp
@@ -56,10 +57,10 @@ def test_what_runs_is_not_refused(folder: Path, command: tuple[str, ...]) -> Non
 @pytest.mark.parametrize(
     ("command", "name", "found"),
     [
-        ((PYTHON, "bad.py", "--lr", "1"), "bad.py", "line 2: SyntaxError: "),
-        (("env", "A=1", PYTHON, "-u", "bad.py"), "bad.py", "line 2: SyntaxError: "),
-        ((PYTHON, "-m", "pack.bad"), "pack/bad.py", "line 1: SyntaxError: "),
-        ((PYTHON, "-m", "pack"), "pack/__main__.py", "line 2: IndentationError: "),
+        ((PYTHON, "bad.py", "--lr", "1"), "bad.py", "SyntaxError: .* line 2"),
+        (("env", "A=1", PYTHON, "-u", "bad.py"), "bad.py", "SyntaxError: .* line 2"),
+        ((PYTHON, "-m", "pack.bad"), "pack/bad.py", "SyntaxError: .* line 1"),
+        ((PYTHON, "-m", "pack"), "pack/__main__.py", "IndentationError: .* line 2"),
         ((PYTHON, "nul.py"), "nul.py", ""),
         (("bash", "bad.sh"), "bad.sh", "line 3: syntax error: "),
     ],
@@ -68,9 +69,8 @@ def test_a_script_with_a_syntax_error_is_refused(command: tuple[str, ...], name:
     with pytest.raises(SpecError) as caught:
         check(*command)
     assert caught.value.asked == f"Running {name!r}:"
-    assert caught.value.found.startswith(found)
-    assert caught.value.hint.startswith("mend it, then check it: ")
-    assert caught.value.hint.endswith(name)
+    assert re.search(found, caught.value.found)
+    assert caught.value.hint == "mend it, and submit it again"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_where_the_job_may_have_another_python_it_is_a_warning(
 ) -> None:
     ((code, text),) = check(*command, **more)
     assert code == "syntax"
-    assert text.startswith(f"{command[1]} can't be read by ")
+    assert text.startswith(f"{command[1]} can't be read on this machine: ")
     assert check(command[0], command[1].replace("bad", "good"), **more) == []
 
 

@@ -14,7 +14,7 @@ HOST = os.uname().nodename
 JOB_ID = job_ids()
 PATIENT = "from cluster_ddp.runtime import console\nconsole._SILENCE_S = 60.0\n"
 DISTRIBUTED = f"{PATIENT}import cluster_ddp\nwith cluster_ddp.distributed(): ..."
-MISTAKE = "error: Running 3 tasks on this node, one GPU each:\n"
+MISTAKE = "error: Running 3 tasks on this node, 1 GPU each:\n"
 OURS = {"CLUSTER_DDP_NOTES": "/it's here", "CLUSTER_DDP_SECRET": "5e"}
 ASK = """import os, sys
 from cluster_ddp.runtime import console
