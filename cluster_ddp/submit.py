@@ -25,7 +25,7 @@ from cluster_ddp.agent.array_values import ARRAY_TASK, configuration
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.jobs import watch
-from cluster_ddp.remote import run_there
+from cluster_ddp.remote.remote_verbs import run_there
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.cli import option_mistakes, submit_command

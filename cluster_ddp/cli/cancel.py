@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli import jobs_parser
+from cluster_ddp.cli.jobs_parser import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import find_runs
 from cluster_ddp.jobs.find_runs import of_run
-from cluster_ddp.remote import run_there
+from cluster_ddp.remote.remote_verbs import run_there
 from cluster_ddp.submission.backends.slurm import Slurm
 
 PROGRAM = "cluster-ddp cancel"

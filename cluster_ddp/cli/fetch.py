@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli import jobs_parser
+from cluster_ddp.cli.jobs_parser import jobs_parser
 from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error, printable
 from cluster_ddp.protocol import File
 from cluster_ddp.remote import project

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = _model(asked.model)
         import torch
 
-        from cluster_ddp.runtime.model import memory_estimate, strategies
+        from cluster_ddp.runtime.model import memory_estimate, model_wrapping
 
         needs = memory_estimate.estimate(
             model,
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             mixed=None if asked.mixed is None else getattr(torch, _DTYPES[asked.mixed]),
         )
         groups = memory_estimate.grouped(model, asked.blocks)
-        names = asked.blocks or list(filter(None, [strategies.repeated_class(model)]))
+        names = asked.blocks or list(filter(None, [model_wrapping.repeated_class(model)]))
         print(_heading(asked.model, groups, names))
         print("\n".join(_table(needs, asked.gpu_gb)))
         print("Activations, the CUDA context and NCCL's own buffers come on top of the sum.")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli import jobs_parser
+from cluster_ddp.cli.jobs_parser import jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
 from cluster_ddp.jobs import run_record
@@ -22,7 +22,7 @@ from cluster_ddp.jobs.report import array_tasks, cost, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import Report, report
 from cluster_ddp.jobs.status import run_statuses
-from cluster_ddp.remote import run_there
+from cluster_ddp.remote.remote_verbs import run_there
 
 PROGRAM = "cluster-ddp report"
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from cluster_ddp.agent.chain_file import in_words
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli import jobs_parser
+from cluster_ddp.cli.jobs_parser import jobs_parser
 from cluster_ddp.errors import aligned, counted, exit_on_error, printable
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.protocol import ENDS
-from cluster_ddp.remote import run_there
+from cluster_ddp.remote.remote_verbs import run_there
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 from cluster_ddp.submission import run_dirs

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from cluster_ddp.doctor.checks import Site, all_checks, folders, resource_limits, task_environment
+from cluster_ddp.doctor.checks import all_checks, folders, resource_limits, task_environment
+from cluster_ddp.doctor.checks.check_types import Site
 from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.doctor.step.rank import Options
 from cluster_ddp.errors import ClusterDDPError

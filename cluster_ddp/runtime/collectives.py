@@ -15,7 +15,7 @@ from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import object_collectives, process_group
 from cluster_ddp.runtime.device import interruptible_wait
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.slurm.topology import Topology
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Collectives:
         """
         self.synchronize()
         process_group.barrier()
-        rank_progress.note_progress()
+        last_progress.note_progress()
 
     def synchronize(self) -> None:
         """Wait until this rank's GPUs have finished the work of their current streams; on a CPU return at once.
@@ -127,7 +127,7 @@ class Collectives:
         process_group.check()
         result = tensor.detach().to(self.device, copy=True).contiguous()
         dist.all_reduce(result, op=_OPERATIONS[operation])
-        rank_progress.note_progress()
+        last_progress.note_progress()
         return result
 
     def mean(self, total: float | torch.Tensor, count: float | torch.Tensor) -> float:
@@ -185,7 +185,7 @@ class Collectives:
         mine = [torch.as_tensor(value, dtype=torch.float64).reshape(()).to(self.device) for value in values]
         total = self.all_reduce(torch.stack(mine), operation)
         self.synchronize()
-        rank_progress.note_progress()  # now it has ended on a GPU, too
+        last_progress.note_progress()  # now it has ended on a GPU, too
         return list(map(float, total.tolist()))
 
 

@@ -21,7 +21,7 @@ from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.console import say
 from cluster_ddp.runtime.data.world_data import WorldData
 from cluster_ddp.runtime.device import interruptible_wait
-from cluster_ddp.runtime.model.wrapping import Models
+from cluster_ddp.runtime.model.world_models import Models
 from cluster_ddp.runtime.rng import seed_all, stream_seed
 
 

@@ -35,6 +35,9 @@ MAY_IMPORT = {
     "mnist": {"runtime", "train_options"},
     "sandbox": {"slurm"},
 }
+# What ranks share with the agent, as docs/explanation/architecture.md says; the fork launcher uses some more.
+OF_RANKS = {"rank_notes", "channel", "channel_server", "outcome", "first_failure", "job_file", "job.restart.fence"}
+OF_FORK = {"option_types", "task.supervisor", "task.signals", "task.no_process_group", "task.warm_process"}
 MODULES_SIDE_BY_SIDE = 12
 MODULE_LINES = 250
 FUNCTION_LINES = 40
@@ -67,6 +70,20 @@ def test_packages_import_only_what_they_may(package: str) -> None:
     for module in modules:
         others = {name.split(".")[1] for name in imports(module) if "." in name} - LEAVES - {package}
         assert others <= MAY_IMPORT[package], module
+
+
+def test_modules_that_all_may_import_import_no_package() -> None:
+    for module in LEAVES:
+        assert {name.split(".")[1] for name in imports(f"cluster_ddp.{module}")} <= LEAVES, module
+
+
+def test_ranks_and_the_fork_launcher_use_of_the_agent_what_they_share_with_it() -> None:
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for module in (name for name in MODULES if name.startswith("cluster_ddp.runtime.")):
+        of_agent = {name for name in imports(module) if name.startswith("cluster_ddp.agent.")}
+        found[".fork." in module] |= {name.removeprefix("cluster_ddp.agent.") for name in of_agent}
+    assert found[False] == OF_RANKS
+    assert found[True] - OF_RANKS == OF_FORK
 
 
 def test_the_sandbox_could_be_a_package_of_its_own() -> None:

@@ -24,10 +24,10 @@ import pytest
 from ranks import run_ranks
 
 import cluster_ddp
-from cluster_ddp import remote
 from cluster_ddp.__main__ import VERBS
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import Env
+from cluster_ddp.remote import remote_verbs
 from cluster_ddp.submission.cli import settings_files
 from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
 from cluster_ddp.train import Train
@@ -256,7 +256,7 @@ def check(words: list[str]) -> None:
 
 def check_ours(verb: str, words: list[str]) -> None:
     assert verb in VERBS
-    _, words = remote.split(words)
+    _, words = remote_verbs.split(words)
     own = words[: words.index("--")] if "--" in words else words
     if verb == "submit":
         check_submit(words)

@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster_ddp.agent import launch_env, option_types
 from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.job_setup import JobSetup
-from cluster_ddp.agent.job.pack.task_limits import TaskLimits
+from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.job.restart import fence, job_nodes
 from cluster_ddp.agent.job.restart.failures import History, Verdict
 from cluster_ddp.agent.job.restart.job_nodes import LOST

@@ -13,7 +13,7 @@ from cluster_ddp.agent import channel_server
 from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log
-from cluster_ddp.agent.job.pack.task_limits import TaskLimits
+from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.job.restart.job_nodes import Spares, Standby
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.outcome import TERM

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.doctor.checks import Check, Site, folders, network_setup, resource_limits, task_environment
+from cluster_ddp.doctor.checks import folders, network_setup, resource_limits, task_environment
+from cluster_ddp.doctor.checks.check_types import Check, Site
 from cluster_ddp.doctor.checks.gpu_health import gpu_health
 from cluster_ddp.doctor.findings import Finding
 

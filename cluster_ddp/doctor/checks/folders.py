@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster_ddp.doctor.checks import Site, node_check
+from cluster_ddp.doctor.checks.check_types import Site, node_check
 from cluster_ddp.doctor.findings import Finding
 
 _LEAST_FREE = 1024**3

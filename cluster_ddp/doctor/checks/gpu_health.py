@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from cluster_ddp.doctor.checks import Site, node_check
+from cluster_ddp.doctor.checks.check_types import Site, node_check
 from cluster_ddp.doctor.checks.task_environment import torch_versions
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.runtime.profiling.nvml import THROTTLED, chosen, known

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 
-from cluster_ddp.doctor.checks import Site, node_check
+from cluster_ddp.doctor.checks.check_types import Site, node_check
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.runtime.rendezvous.host_setup import choose_interface, interface_towards, is_up
 

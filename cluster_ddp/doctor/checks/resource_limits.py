@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from cluster_ddp.doctor.checks import Site, node_check, rank_check
+from cluster_ddp.doctor.checks.check_types import Site, node_check, rank_check
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.runtime.profiling.cpu_and_memory import MOUNT, step_folder
 

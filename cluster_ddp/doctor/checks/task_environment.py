@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster_ddp.doctor.checks import Site, node_check, rank_check
+from cluster_ddp.doctor.checks.check_types import Site, node_check, rank_check
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.runtime.device import binding
 from cluster_ddp.slurm import variables

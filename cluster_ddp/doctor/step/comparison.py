@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster_ddp.doctor.findings import Finding, shown_ranks
-from cluster_ddp.doctor.step.connect_errors import NO_ANSWER
+from cluster_ddp.doctor.step.connecting import NO_ANSWER
 from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.runtime.rendezvous.arrived_ranks import missing_by_node
 from cluster_ddp.slurm import variables

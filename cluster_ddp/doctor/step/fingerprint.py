@@ -15,7 +15,8 @@ from typing import Any
 
 import cluster_ddp
 from cluster_ddp._version import __version__
-from cluster_ddp.doctor.checks import Site, network_setup, task_environment
+from cluster_ddp.doctor.checks import network_setup, task_environment
+from cluster_ddp.doctor.checks.check_types import Site
 from cluster_ddp.doctor.checks.gpu_health import gpus_of_rank
 from cluster_ddp.doctor.step import links
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.doctor.step.connect_errors import REFUSED, UNREACHED_HINTS
-from cluster_ddp.doctor.step.ddp_step import SIZES
+from cluster_ddp.doctor.step.collective_tests import SIZES
+from cluster_ddp.doctor.step.connecting import REFUSED, UNREACHED_HINTS
 from cluster_ddp.doctor.step.links import LARGE, LARGE_S, LOSSY, SLOW_BYTES_PER_S, Link
 
 _SLOWER_THAN_OTHERS = 3.0
@@ -136,7 +136,7 @@ def of_imports(reports: Reports) -> list[Finding]:
 
 
 def of_training(reports: Reports) -> list[Finding]:
-    """Return what is wrong with collectives and the step: each report has what `ddp_step.measure` yields."""
+    """Return what is wrong with collectives and the step: each report has what `collective_tests.measure` yields."""
     return [*_failures(reports), *_wrong_sums(reports), *_gradients(reports), *_stragglers(reports)]
 
 

@@ -18,7 +18,7 @@ from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
-from cluster_ddp.doctor.step import comparison, connect_errors, judgement
+from cluster_ddp.doctor.step import comparison, connecting, judgement
 from cluster_ddp.doctor.step.links import Link
 from cluster_ddp.doctor.step.rank import REPORT_S, SETTLE_LOSSY_S, SETTLE_S, TIER_S, Identity, Options, Rank
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
@@ -79,7 +79,7 @@ class Leader(Rank):
             found += comparison.differences(topology, reports)
             if self._server.port_error is None:
                 apart = {rank: one for rank, one in sorted(reports.items()) if one.get("by") == "file" and rank}
-                found += [connect_errors.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
+                found += [connecting.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
         return found, _measured(reports)
 
     def _network(self) -> tuple[list[Finding], str]:
@@ -210,9 +210,9 @@ class Follower(Rank):
         topology, size, failures = self.identity.topology, self.identity.world_size, self._client.failures
         found = comparison.findings(server.gather("nodes", size, 1.0))
         here = server.gather("here", 0, 0.0)
-        if topology is not None and (0 in here or connect_errors.UNREACHED_HINTS.keys() & failures.values()):
+        if topology is not None and (0 in here or connecting.UNREACHED_HINTS.keys() & failures.values()):
             report = {**self.report, "failures": failures}
-            found.append(connect_errors.no_way(self.identity.rank, report, topology.master_addr))
+            found.append(connecting.no_way(self.identity.rank, report, topology.master_addr))
         found += comparison.missing(topology, size, here, self.options.wait_s, self.env)
         self._client.close()
         return self._speak("nodes", found)

@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from cluster_ddp.agent import channel_server
-from cluster_ddp.doctor.step.connect_errors import kind_of, several_tries
+from cluster_ddp.doctor.step.connecting import kind_of, several_tries
 from cluster_ddp.slurm.topology import Topology
 
 _ECHO, _SINK = 0, 1

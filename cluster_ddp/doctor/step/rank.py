@@ -13,9 +13,10 @@ from typing import Any
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Key, Message
-from cluster_ddp.doctor.checks import Site, all_checks
+from cluster_ddp.doctor.checks import all_checks
+from cluster_ddp.doctor.checks.check_types import Site
 from cluster_ddp.doctor.findings import Finding, Verdict
-from cluster_ddp.doctor.step import ddp_step, links
+from cluster_ddp.doctor.step import collective_tests, links
 from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import ClusterDDPError, SpecError
@@ -26,7 +27,7 @@ from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import Variables
 
-TIER_S = {"network": 25.0, "import": 600.0, "training": ddp_step.MEETING_S + 60.0}
+TIER_S = {"network": 25.0, "import": 600.0, "training": collective_tests.MEETING_S + 60.0}
 """Tier that rank 0 asks for -> seconds that a rank may take for it."""
 REPORT_S = 5.0
 """How long a report of tier 1 may take, besides the limit of the checks."""
@@ -184,14 +185,14 @@ class Rank:
         return {"links": found, "sees": None if token is None else Path(token).exists()}
 
     def _import_torch(self, told: Message) -> dict[str, Any]:
-        seconds, failure = ddp_step.import_torch()
+        seconds, failure = collective_tests.import_torch()
         return {"import_s": seconds, "failure": failure}
 
     def _train(self, told: Message) -> dict[str, Any]:
         """Measure in a child: it may hang in NCCL, or be aborted by its watchdog."""
         topology, limit_s = self.identity.topology, TIER_S["training"]
         assert topology is not None
-        running = all_checks.Running({"training": lambda: ddp_step.measure(topology, self.key)})
+        running = all_checks.Running({"training": lambda: collective_tests.measure(topology, self.key)})
         result = running.results(limit_s)["training"]
         late = f"it did not come back within {limit_s:g} s" if result.is_late else None
         failure = late if result.failure is None else " ".join(result.failure.split())[:300]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from cluster_ddp import processes
 from cluster_ddp.agent.channel import Client, Key, Message
 from cluster_ddp.agent.channel_server import Server
-from cluster_ddp.doctor.step import connect_errors
+from cluster_ddp.doctor.step import connecting
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous import host_setup
@@ -90,7 +90,7 @@ class ReportServer:
 
         def has_tried(rank: int, one: Message) -> bool:
             failures, tries = one.get("failures"), int(one.get("tries", 0))
-            if failures is None or set(failures.values()) - {connect_errors.REFUSED}:
+            if failures is None or set(failures.values()) - {connecting.REFUSED}:
                 return True
             # Before rank 0 listened, its host refused all: a whole try must lie after that.
             return bool(failures) and tries >= begun.setdefault(rank, tries) + 2
@@ -231,10 +231,10 @@ class ReportClient:
         host = host_setup.LOOPBACK if self._topology.num_nodes == 1 else self._topology.master_addr
         for port in self._topology.port_candidates:
             try:
-                return connect_errors.several_tries(functools.partial(connect_errors.greet, host, port, self._key))
+                return connecting.several_tries(functools.partial(connecting.greet, host, port, self._key))
             except OSError as error:
-                kind = self.failures[str(port)] = connect_errors.kind_of(error)
-                if kind not in (connect_errors.REFUSED, connect_errors.NO_ANSWER, connect_errors.HELD):
+                kind = self.failures[str(port)] = connecting.kind_of(error)
+                if kind not in (connecting.REFUSED, connecting.NO_ANSWER, connecting.HELD):
                     break  # the other ports would not answer either
         return None
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from cluster_ddp.errors import ProfileError, RunDirError, SpecError, aligned, counted, printable
 from cluster_ddp.jobs import find_runs
-from cluster_ddp.jobs.report import gpu_hours, training_stats, usage
-from cluster_ddp.jobs.report.gpu_hours import KINDS
+from cluster_ddp.jobs.report import lost_gpu_hours, training_stats, usage
+from cluster_ddp.jobs.report.lost_gpu_hours import KINDS
 from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.jobs.run_record import RunRecord
@@ -37,7 +37,7 @@ class Cost:
     kept_gpu_hours: float | None = None
     """Without what was lost; None unless all kinds are known."""
     lost_gpu_hours: Mapping[str, float] = field(default_factory=dict)
-    """By kind: see `gpu_hours.KINDS`."""
+    """By kind: see `lost_gpu_hours.KINDS`."""
     energy_kwh: float | None = None
     """Of the GPUs, while they were sampled."""
     energy_kwh_by_node: Mapping[str, float] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def of(status: RunStatus, training: Training, nodes: Sequence[NodeUse], *, co2_g
     """Return what a run has cost, whose training and use of nodes are read already."""
     by_node = {node.node: node.energy_j / _J_PER_KWH for node in nodes if node.energy_j is not None}
     kwh = sum(by_node.values()) if by_node and len(by_node) == len(nodes) else None
-    hours, lost = gpu_hours.read(status, training)
+    hours, lost = lost_gpu_hours.read(status, training)
     is_all = hours is not None and lost.keys() == {*KINDS}
     return Cost(
         gpu_hours=hours,

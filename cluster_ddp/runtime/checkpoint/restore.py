@@ -19,7 +19,7 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.folder import REFUSED, CheckpointFolder, named_by
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
-from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces, filled
+from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces, filled
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.run_dir import fenced_writes, start_log

@@ -14,8 +14,8 @@ from cluster_ddp._version import __version__
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
-from cluster_ddp.runtime.checkpoint.sharded import part_state
-from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces
+from cluster_ddp.runtime.checkpoint.sharded import resharding
+from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
 from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.training_data import TrainingData
@@ -67,7 +67,7 @@ class TrainingState:
         }
         self._rng: Callable[[], object] | None = None  # loads that of random numbers
         self._host_copy = HostCopy(world.device, whole=world.is_main)
-        self.sharded = part_state.check(world, self._parts, self._states())  # fail now if something can't be saved
+        self.sharded = resharding.check(world, self._parts, self._states())  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
         if self._is_copied_here:
             world.synchronize()
@@ -152,7 +152,7 @@ class TrainingState:
         same_size = len(ranks) == world_size
         for name, part in self._parts.items():
             own_buffers = ranks[rank]["buffers"].get(name, {}) if same_size else {}
-            part_state.load(name, part, read()["parts"][name], saved_pieces, own_buffers)
+            resharding.load(name, part, read()["parts"][name], saved_pieces, own_buffers)
         for name, meter in self._meters.items():
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
         self._made_with = made_with or self._made_with

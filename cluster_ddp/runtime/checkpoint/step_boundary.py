@@ -15,7 +15,7 @@ from cluster_ddp.runtime.checkpoint.folder import step_of
 from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import Place, Saver
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement, watch_time_limit
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.profiling.step_times import StepTimes
 from cluster_ddp.runtime.profiling.step_trace import StepTrace
 from cluster_ddp.runtime.run_dir import start_log
@@ -41,7 +41,7 @@ class StepBoundary:
         self._is_training = any(
             shard.is_at_end for shard in self._state.shards
         )  # perhaps only the code after the last batch remains
-        self._steps_at_start = self._run_dir.steps = rank_progress.steps = self._state.steps
+        self._steps_at_start = self._run_dir.steps = last_progress.steps = self._state.steps
         watch_time_limit(stop_flag, self.world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
         self.times = StepTimes(self._state.shards, parts, world_size=self.world.world_size)
@@ -54,7 +54,7 @@ class StepBoundary:
         self.times.begin()
         self._state.steps += 1
         self._is_training = True
-        self._run_dir.steps = rank_progress.steps = self._state.steps
+        self._run_dir.steps = last_progress.steps = self._state.steps
         if self._state.steps == self._steps_at_start + 1:
             self._state.reserve()  # now the optimizer also has its state
         self._save_or_stop(epoch_ended=False)

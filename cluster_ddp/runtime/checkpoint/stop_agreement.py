@@ -19,7 +19,7 @@ import torch.distributed as dist
 from cluster_ddp.protocol import Env
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.stop_signals import StopFlag
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.variables import node_name
@@ -61,7 +61,7 @@ class StopAgreement:
 
     def is_due(self) -> bool:
         """Return whether to `collect` and `begin` now. Call it once a step on every rank."""
-        rank_progress.note_step()
+        last_progress.note_step()
         self._steps += 1
         self._steps_left -= 1
         return self._steps_left <= 0

@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 
 from cluster_ddp.errors import DataError, counted
 from cluster_ddp.runtime.data.training_data import TrainingData
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.rng import stream_seed
 
 Order = Callable[[int, int], Sequence[int]]
@@ -227,7 +227,7 @@ class Shard(TrainingData):
                 self._begin_update(*update)
             self._batch, self.seen = bounds, bounds[1]
             self.is_full_batch = bounds[1] - bounds[0] == self.batches.batch_size * self._world_size
-            rank_progress.note_progress()
+            last_progress.note_progress()
             yield batch
         if self.at_end:
             self.at_end()

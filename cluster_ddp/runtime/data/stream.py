@@ -26,7 +26,7 @@ from cluster_ddp.runtime.data.stream_places import StreamPlaces
 from cluster_ddp.runtime.data.stream_reader import Order, Record, Start, StreamReader
 from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.data.uneven_inputs import FirstItems, NextBatchAgreement
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 
 log = logging.getLogger("cluster_ddp")
 
@@ -126,7 +126,7 @@ class Stream(TrainingData):
             self.seen += found.samples
             self.is_full_batch = found.full == self._world_size
             ahead = self._ask(records)
-            rank_progress.note_progress()
+            last_progress.note_progress()
             yield record.batch
         self._note_end()
 

@@ -7,5 +7,5 @@ hang_answers   where each rank is, by the ranks' store or by their stack files
 hang_verdict   the answers in words
 stacks         where a process is, by its stack: of this rank, in its stack file, of its loaders' workers
 sick_nodes     who may accuse a node, and the notes in sick-nodes.txt
-rank_progress  how far this rank is, and when it last progressed
+last_progress  how far this rank is, and when it last progressed
 """

@@ -26,7 +26,7 @@ from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.console import complain, first_rank_has_said_it
 from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.variables import Variables, node_name
 
@@ -207,7 +207,7 @@ class FailureReporter:
 
     def _note(self, error: BaseException | str, **why: bool) -> None:
         spare_descriptor()
-        rank_notes.failed(os.environ, self._rank(), _in_short(error), step=rank_progress.steps, **why)
+        rank_notes.failed(os.environ, self._rank(), _in_short(error), step=last_progress.steps, **why)
 
     def _name(self) -> str:
         return f"rank {self._rank()} on {node_name(os.environ)}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_ddp import processes
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.failure import hang_verdict, rank_progress, stacks
+from cluster_ddp.runtime.failure import hang_verdict, last_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.topology import Topology
@@ -133,7 +133,7 @@ class HangAnswers:
 
 def run_dir_here() -> Path | None:
     """Return the run directory, if there is one on this node."""
-    folder = Path(os.environ.get(Env.RUN_DIR) or rank_progress.run_dir or "/nowhere")
+    folder = Path(os.environ.get(Env.RUN_DIR) or last_progress.run_dir or "/nowhere")
     return folder if folder.is_dir() else None
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.console import complain
-from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes
+from cluster_ddp.runtime.failure import hang_verdict, last_progress, sick_nodes
 from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, files, leave_out_torchs_warnings, run_dir_here
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.stacks import StackFile, WorkerStacks
@@ -93,7 +93,7 @@ class HangWatch:
     def start(self) -> None:
         """Start the thread. Call it once."""
         leave_out_torchs_warnings()
-        rank_progress.reset()
+        last_progress.reset()
         self._thread.start()
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ class HangWatch:
     def _look(self) -> None:
         """Note where this rank is, and answer if that is due: no step came, or another rank asks."""
         self._open_file()
-        now, last_s = time.monotonic(), rank_progress.last_s
+        now, last_s = time.monotonic(), last_progress.last_s
         if self._file is None and last_s and now > self._blind_at:
             self._blind_at = _NEVER
             complain(_BLIND.format(self._restart_s, node_name(os.environ)))
@@ -168,7 +168,7 @@ class HangWatch:
         must_answer = is_late or self.answers.is_asked(here)
         arm(_NEVER if must_answer else stuck_s)
         if must_answer:
-            self._answered_at = rank_progress.last_s
+            self._answered_at = last_progress.last_s
             end_at = time.monotonic() + self._restart_s
             self._answer()
             self._tell(end_at)
@@ -184,7 +184,7 @@ class HangWatch:
 
     def _is_over(self) -> bool:
         """Whether the hang that was answered last is over."""
-        return self._stopped.is_set() or self._error is not None or self._answered_at != rank_progress.last_s
+        return self._stopped.is_set() or self._error is not None or self._answered_at != last_progress.last_s
 
     def _open_file(self) -> None:
         folder = run_dir_here()

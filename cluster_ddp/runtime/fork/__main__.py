@@ -30,8 +30,8 @@ from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.device import binding
-from cluster_ddp.runtime.fork import program
-from cluster_ddp.runtime.fork.program import Target
+from cluster_ddp.runtime.fork import forked_program
+from cluster_ddp.runtime.fork.forked_program import Target
 from cluster_ddp.runtime.fork.rank_environments import NodeRanks
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.slurm.variables import node_name
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if Env.NOTES in os.environ:  # started by an agent, which may be killed
             processes.end_with_parent(signal.SIGTERM, os.getppid())
         target.prepare()
-        program.load(os.environ.get(Env.PRELOAD, "").split())
+        forked_program.load(os.environ.get(Env.PRELOAD, "").split())
     handlers = {number: signal.SIG_IGN if number in ignored else signal.SIG_DFL for number in signals.WARNINGS}
     _fork(node, target, arguments.log_dir, handlers)
 
@@ -128,7 +128,7 @@ def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
         processes.write_output_to(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
     cpus = binding.share_of_cpus(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
     os.sched_setaffinity(0, cpus)
-    program.reinit_after_fork(len(cpus))
+    forked_program.reinit_after_fork(len(cpus))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.warm_process import READY
 from cluster_ddp.errors import ForkError, SpecError
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.fork import program
-from cluster_ddp.runtime.fork.program import Target
+from cluster_ddp.runtime.fork import forked_program
+from cluster_ddp.runtime.fork.forked_program import Target
 
 _MOST = 4096
 _FORKS = ["-m", "cluster_ddp.runtime.fork"]
@@ -51,7 +51,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN if said["ignore_warnings"] else signal.SIG_DFL)
     if said["words"][:2] != _FORKS:
         processes.rename(f"rank {os.environ['RANK']}")
-        program.set_blas_threads(len(os.sched_getaffinity(0)))
+        forked_program.set_blas_threads(len(os.sched_getaffinity(0)))
     target = Target.parse(said["words"])
     target.prepare()
     target.run()
@@ -74,7 +74,7 @@ def _imported(words: Sequence[str]) -> str:
         if why := "" if target.is_module else _not_as_anew(Path(target.name)):
             return why
         target.prepare()  # its folder comes first where modules are looked for
-        program.load(os.environ.get(Env.PRELOAD, "").split(), forks=forks)
+        forked_program.load(os.environ.get(Env.PRELOAD, "").split(), forks=forks)
     except (ForkError, SpecError) as error:
         return error.found
     except Exception as error:  # such as a broken torch: the rank's own Python says it, if it needs that

@@ -1,9 +1,9 @@
 """A model under DDP or FSDP, its weights, and what makes its steps faster.
 
 ddp              DistributedDataParallel, with defaults for training that resumes exactly; one update of several batches
-wrapping         what a World does with models
+world_models     what a World does with models
 fsdp             FSDP2, sharded over a mesh of ranks
-strategies       how a model is wrapped: DDP, FSDP or HSDP; the layers that it repeats
+model_wrapping   how a model is wrapped: DDP, FSDP or HSDP; the layers that it repeats
 dtensor_pieces   tensors that are sharded over the ranks, and their pieces
 empty_init       a model's constructor without memory for its tensors: records what it does
 materialize      makes the tensors that were recorded, each rank its shards

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 
 from cluster_ddp.errors import SpecError, nearest
-from cluster_ddp.runtime.model.strategies import repeated_class
+from cluster_ddp.runtime.model.model_wrapping import repeated_class
 
 STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1}
 """Optimizer -> tensors that it keeps for each parameter, of the parameter's shape and dtype."""

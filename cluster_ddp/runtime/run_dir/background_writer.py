@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime import process_exit
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 
 if TYPE_CHECKING:
     from cluster_ddp.runtime.world import World
@@ -161,8 +161,8 @@ def _note_until(end_s: float) -> None:
         with suppress(OSError):
             os.utime(lock, (end_s, end_s))
 
-    if rank_progress.run_dir is not None:
-        threading.Thread(target=note, args=(rank_progress.run_dir / File.LOCK,), daemon=True).start()
+    if last_progress.run_dir is not None:
+        threading.Thread(target=note, args=(last_progress.run_dir / File.LOCK,), daemon=True).start()
 
 
 def _lost(missing: str) -> RunDirError:

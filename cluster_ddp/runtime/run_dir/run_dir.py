@@ -23,7 +23,7 @@ from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import ensure_dir, remove_leftovers, reserve_descriptors, to_json
 from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.run_files import json_lines
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.profiling import node_usage
 from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.run_dir.fenced_writes import RunLock, atomic_write
@@ -65,7 +65,7 @@ class RunDir:
         """On rank 0: when the start before was last seen alive, in seconds of UNIX time; None if that is unknown."""
         self._of_first_record = dict(zip(OF_FIRST_RECORD, (RECORDS_VERSION, world.topology.restart_count)))
         world.run_log[:] = [self.log]
-        rank_progress.run_dir, rank_progress.steps = self.path, None
+        last_progress.run_dir, last_progress.steps = self.path, None
         if world.is_main:
             self._claim()
         if world.is_main and (names := os.environ.get(Env.TRACK, "").split()):

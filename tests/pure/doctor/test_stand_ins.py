@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.doctor.checks import Site, all_checks, folders, gpu_health, network_setup, resource_limits
+from cluster_ddp.doctor.checks import all_checks, folders, gpu_health, network_setup, resource_limits
+from cluster_ddp.doctor.checks.check_types import Site
 from cluster_ddp.doctor.findings import Finding, merged, shown_ranks
-from cluster_ddp.doctor.step import comparison, connect_errors, judgement
+from cluster_ddp.doctor.step import comparison, connecting, judgement
 from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.slurm.topology import Topology
 
@@ -373,7 +374,7 @@ def test_an_address_that_two_nodes_have(third: dict[str, Any], is_found: bool) -
 )
 def test_how_a_rank_fails_to_connect_is_named(failures: dict[str, str], kind: str, evidence: str, hint: str) -> None:
     """Where one port is refused, and another fails in another way, that is the cause."""
-    found = connect_errors.no_way(3, {"host": "node2", "failures": failures}, "node1")
+    found = connecting.no_way(3, {"host": "node2", "failures": failures}, "node1")
     assert (found.check, found.ranks, found.host) == ("way_to_rank_0", (3,), "node2")
     assert found.what == f"Ranks can't connect to rank 0's host, node1: {kind}."
     assert found.evidence == evidence and found.hint.startswith(hint)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp import remote
 from cluster_ddp.cli import fetch, status
 from cluster_ddp.errors import RemoteError
-from cluster_ddp.remote import project
+from cluster_ddp.remote import project, remote_verbs
 from cluster_ddp.remote.host import Host, connect
 from cluster_ddp.submit import main as submit
 
@@ -26,13 +25,13 @@ from cluster_ddp.submit import main as submit
     ],
 )
 def test_the_option_is_taken_from_before_the_dashes(words: list[str], where: str | None, rest: list[str]) -> None:
-    assert remote.split(words) == (where, rest)
+    assert remote_verbs.split(words) == (where, rest)
 
 
 @pytest.mark.parametrize("words", [["--on"], ["--on", "--", "x"], ["--on", "--nodes", "2"]])
 def test_it_needs_a_machine(words: list[str]) -> None:
     with pytest.raises(RemoteError, match="it names no machine"):
-        remote.split(words)
+        remote_verbs.split(words)
 
 
 def test_a_machine_is_no_option_of_ssh() -> None:

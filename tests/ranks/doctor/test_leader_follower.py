@@ -20,7 +20,7 @@ from slowness import scaled
 
 from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.doctor.step import connect_errors
+from cluster_ddp.doctor.step import connecting
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.slurm.topology import Topology
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.full
 _JOB_ID = itertools.count(job_ids())
 MAIN = "import sys; from cluster_ddp.doctor.__main__ import main; sys.exit(main(sys.argv[1:]))"
 HANG = "import time\nfrom cluster_ddp.doctor.step import rank\n"
-HANG += "from cluster_ddp.doctor.checks import Check, all_checks\n"
+HANG += "from cluster_ddp.doctor.checks import all_checks\nfrom cluster_ddp.doctor.checks.check_types import Check\n"
 HANG += "def hang(site):\n    time.sleep(60)\n    yield\n"
 HANG += "made = Check(name='hangs', on='rank', detects='', function=hang)\n"
 HANG += "all_checks.GROUPS['files'] = (made, *all_checks.GROUPS['files'])\nrank.fingerprint = hang\n"
-NO_TORCH = "from cluster_ddp.doctor.step import ddp_step\nddp_step.import_torch = lambda: (0.1, None)\n"
-SOUND = NO_TORCH + "def measure(*_):\n    yield dict(step_s=0.1)\nddp_step.measure = measure\n"
-ABORTED = NO_TORCH + "import os\ndef measure(*_):\n    yield 'all_reduce'\n    os.abort()\nddp_step.measure = measure\n"
-ENDS = NO_TORCH + "import os\nddp_step.import_torch = lambda: os._exit(7)\n"
+NO_TORCH = "from cluster_ddp.doctor.step import collective_tests as tests\ntests.import_torch = lambda: (0.1, None)\n"
+SOUND = NO_TORCH + "def measure(*_):\n    yield dict(step_s=0.1)\ntests.measure = measure\n"
+ABORTED = NO_TORCH + "import os\ndef measure(*_):\n    yield 'all_reduce'\n    os.abort()\ntests.measure = measure\n"
+ENDS = NO_TORCH + "import os\ntests.import_torch = lambda: os._exit(7)\n"
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "create_connection", no_connection)
     with pytest.raises(ConnectionRefusedError):
-        connect_errors.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
+        connecting.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
 
 
 def both_sides(folder: Path) -> tuple[ReportServer, ReportClient]:
@@ -187,7 +187,7 @@ def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pyte
             raise TimeoutError
         return real(*arguments)
 
-    monkeypatch.setattr("cluster_ddp.doctor.step.connect_errors.Client", client)
+    monkeypatch.setattr("cluster_ddp.doctor.step.connecting.Client", client)
     server, of_rank_1 = both_sides(tmp_path)
     assert server.gather("nodes", 1, scaled(10.0)) and server.settle("nodes", 1.0, scaled(5.0))[1]["by"] == "tcp"
     assert of_rank_1.failures == {}
@@ -209,7 +209,7 @@ def test_a_connection_that_rank_0_closed_unheard_is_no_end_of_rank_0(
             of_rank_0.close()
         return made
 
-    monkeypatch.setattr("cluster_ddp.doctor.step.connect_errors.Client", client)
+    monkeypatch.setattr("cluster_ddp.doctor.step.connecting.Client", client)
     server, of_rank_1 = both_sides(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(of_rank_1.told, scaled(10.0))

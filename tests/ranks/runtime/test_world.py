@@ -18,7 +18,7 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.device import interruptible_wait
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.rendezvous.host_setup import interface_towards
 
 JOB_ID = job_ids()
@@ -262,10 +262,10 @@ def sum_on_a_slow_device() -> None:
         ends.append(time.monotonic())
 
     with cluster_ddp.distributed(cuda=False) as world:
-        rank_progress.note_step()
+        last_progress.note_step()
         interruptible_wait.for_device = for_device
         world.sum(1)
-        print("progress:", rank_progress.last_s >= ends[-1])
+        print("progress:", last_progress.last_s >= ends[-1])
 
 
 def test_a_sum_is_progress_once_the_device_has_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job.pack import pack, packed_task
-from cluster_ddp.agent.job.pack.task_limits import TaskLimits
+from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.protocol import Env

@@ -34,7 +34,7 @@ from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, saver, stop_agreement
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.collectives import Meter
-from cluster_ddp.runtime.model import ddp as wrapping
+from cluster_ddp.runtime.model import ddp as world_models
 from cluster_ddp.runtime.model.ddp import prebuild_ddp_buckets
 from cluster_ddp.runtime.rng import seed_all
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -953,7 +953,7 @@ def test_the_buckets_are_settled_with_device_ids_too(world: World) -> None:
 @pytest.mark.parametrize(("device", "last"), [("cpu", 200), ("cuda:0", 10)])
 def test_on_gpus_ddp_takes_its_times_in_no_later_step(world: World, device: str, last: int) -> None:
     """For that it waits for a GPU, in every hundredth step by default, and a step that is captured may not."""
-    model = wrapping.wrap(
+    model = world_models.wrap(
         torch.nn.Linear(3, 2), torch.device(device), place=False, options={}, synchronize=world.synchronize
     )
     for _ in range(210):

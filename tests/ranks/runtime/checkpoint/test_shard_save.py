@@ -19,7 +19,7 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, _Save
 from cluster_ddp.runtime.checkpoint.sharded import shard_file, shard_save
-from cluster_ddp.runtime.checkpoint.sharded.part_state import SavedPieces
+from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
 from cluster_ddp.runtime.model.dtensor_pieces import LocalShard, Piece
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.runtime.fork import program
-from cluster_ddp.runtime.fork.program import Target
+from cluster_ddp.runtime.fork import forked_program
+from cluster_ddp.runtime.fork.forked_program import Target
 
 _AT_ONCE = 4
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
@@ -84,7 +84,7 @@ def _become(log: Path, env: dict[str, str]) -> None:
 def main() -> None:
     """Run them all."""
     waiting = json.load(sys.stdin)
-    program.load()
+    forked_program.load()
     running: list[Case] = []
     outcomes = {}
     while waiting or running:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ranks import slurm_step
 
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.failure import hang_watch, rank_progress, stacks
+from cluster_ddp.runtime.failure import hang_watch, last_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch
 from cluster_ddp.slurm.topology import Topology
@@ -25,8 +25,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A run directory. This rank has completed its last step some time ago, and waits for nobody."""
     monkeypatch.setattr(hang_watch, "_ANSWER_S", 0.0)
     monkeypatch.setattr(hang_watch, "_OTHERS_S", 0.0)
-    monkeypatch.setattr(rank_progress, "last_s", time.monotonic() - 60)
-    monkeypatch.setattr(rank_progress, "run_dir", None)
+    monkeypatch.setattr(last_progress, "last_s", time.monotonic() - 60)
+    monkeypatch.setattr(last_progress, "run_dir", None)
     monkeypatch.delenv(Env.RUN_DIR, raising=False)
     (path := tmp_path / "it's a run").mkdir()
     yield path
@@ -79,7 +79,7 @@ def test_where_a_rank_is_stuck_is_written_at_once(folder: Path, monkeypatch: pyt
     monkeypatch.setenv(Env.RUN_DIR, str(folder))
     watch = watching(0, [])
     watch._look()
-    assert watch._file is not None and watch._answered_at == rank_progress.last_s
+    assert watch._file is not None and watch._answered_at == last_progress.last_s
     assert fcntl.fcntl(watchdogs[0], fcntl.F_GETFL) & os.O_DSYNC
     assert synced[0] == str(folder / "stack-rank0.txt")
     watch._workers.close()

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 from ranks import job_ids, slurm_step
 
-from cluster_ddp.runtime.failure import hang_verdict, hang_watch, rank_progress
+from cluster_ddp.runtime.failure import hang_verdict, hang_watch, last_progress
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import STORE_PATIENCE_S, HangWatch
 from cluster_ddp.runtime.failure.stacks import StackFile
@@ -110,7 +110,7 @@ def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
     [
         ({2}, None, 10, ["node3"]),
         ({2}, lambda watch: watch._answer(), 10, None),
-        ({2}, lambda watch: rank_progress.note_step(), 10, None),
+        ({2}, lambda watch: last_progress.note_step(), 10, None),
         (set(), None, 0, None),  # the script's own deadlock
         ({1, 2}, None, 10, None),  # rank 0 may be cut off: for some time, it leaves the start to those that reach more
         ({1, 2}, None, 0, []),
@@ -147,7 +147,7 @@ def test_who_ends_a_start_in_which_ranks_are_silent(
         on_node_of(rank)._look()  # it notes where it is
     for rank in {1, 2} - silent:
         on_node_of(rank)._answer()
-    monkeypatch.setattr(rank_progress, "last_s", time.monotonic() - 9)
+    monkeypatch.setattr(last_progress, "last_s", time.monotonic() - 9)
     on_node_of(0)._look()
     if then is not None:
         then(on_node_of(2))

@@ -28,7 +28,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.failure import last_progress
 
 JOB_ID = job_ids()
 HOST = os.uname().nodename
@@ -47,7 +47,7 @@ def hang(fault: Callable[[int], object], *, warning_s: float = 1.0, more: int = 
     limits = {"hang_warning_s": warning_s, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
     with cluster_ddp.distributed(cuda=False, **limits) as world:
         dist.all_reduce(torch.zeros(1))
-        rank_progress.note_step()
+        last_progress.note_step()
         fault(world.rank)
         dist.all_reduce(torch.zeros(10 + more * world.rank))  # the collective
 
@@ -123,7 +123,7 @@ def skipping_before_batch_norm() -> None:
             if number and world.rank == 1:
                 skip()
             model(torch.ones(4, 1)).sum().backward()  # the forward pass
-            rank_progress.note_step()
+            last_progress.note_step()
 
 
 def test_a_rank_that_skips_a_forward_pass_that_broadcasts_buffers(ends_of: EndsOf) -> None:
@@ -158,7 +158,7 @@ def late_in_a_sharded_backward_pass() -> None:
         for number in range(2):
             is_late = bool(number and world.rank)
             model(torch.ones(4, 2)).sum().backward()  # the backward pass
-            rank_progress.note_step()
+            last_progress.note_step()
 
 
 def test_a_rank_that_is_late_in_the_backward_pass_of_a_sharded_model(ends_of: EndsOf) -> None:
@@ -336,9 +336,9 @@ class Waiting:
 def streaming() -> None:
     limits = {"hang_warning_s": 1.0, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
     with cluster_ddp.distributed(cuda=False, **limits) as world:
-        rank_progress.note_step()
+        last_progress.note_step()
         for _ in world.stream(Waiting(world.rank), batch_size=1, split="own"):  # the stream
-            rank_progress.note_step()
+            last_progress.note_step()
 
 
 def test_a_stream_that_waits_for_its_source(ends_of: EndsOf) -> None:
@@ -369,11 +369,11 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
 def healthy() -> None:
     with cluster_ddp.distributed(cuda=False, hang_warning_s=2) as world:
         time.sleep(3)  # before the first step
-        rank_progress.note_step()
+        last_progress.note_step()
         for _ in range(6):  # an evaluation without steps
             time.sleep(0.5)
             world.sum(1)
-        rank_progress.note_step()
+        last_progress.note_step()
 
 
 def test_a_slow_evaluation_is_no_hang(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_slow_evaluation_is_no_hang(tmp_path: Path) -> None:
 def left_by_rank_0() -> None:
     with cluster_ddp.distributed(cuda=False, hang_warning_s=1, collective_timeout_s=60) as world:
         dist.barrier()
-        rank_progress.note_step()
+        last_progress.note_step()
         if world.rank == 0:
             os._exit(0)  # with the ranks' store
         time.sleep(3)

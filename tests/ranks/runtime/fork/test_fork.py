@@ -25,8 +25,9 @@ from cluster_ddp.slurm.variables import node_name
 pytestmark = pytest.mark.full
 
 WITHOUT_TORCH = (
-    "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, program; program.MODULES = ();"
-    "program._check = lambda forks: None; program.reinit_after_fork = lambda cpus: None;"
+    "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, forked_program;"
+    "forked_program.MODULES = (); forked_program._check = lambda forks: None;"
+    "forked_program.reinit_after_fork = lambda cpus: None;"
     "from cluster_ddp.agent.task import supervisor; supervisor.PATIENCE_S = 1.0;"
     "supervisor.Supervisor.__init__.__kwdefaults__['patience_s'] = 1.0;"
     "sys.path[0] = os.getcwd(); fork.main()"
@@ -293,8 +294,8 @@ def test_ranks_begin_with_the_handlers_that_a_task_would_have(
 
 
 def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
-    slow = STAND_IN[2].replace("program.MODULES = ();", "").replace("program._check", "program.load")
-    slow = slow.replace("lambda: None", "lambda more: __import__('time').sleep(1)", 1)
+    slow = STAND_IN[2].replace("_check = lambda forks: None", "load = lambda more: __import__('time').sleep(1)")
+    assert slow != STAND_IN[2]
     script = f"{SAY}import signal, sys, time\nsignal.signal(10, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
     process = started(tmp_path, script, program=(sys.executable, "-c", slow))
     while not processes.catches(process.pid, signal.SIGUSR1):
@@ -337,8 +338,8 @@ def test_what_cannot_be_forked_is_told_once(
 )
 def test_a_state_that_must_not_be_forked(tmp_path: Path, module: str, found: str) -> None:
     (tmp_path / "stateful.py").write_text(module)
-    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, program;"
-    program = (sys.executable, "-c", f"{code} program.MODULES += ('stateful',); fork.main()")
+    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, forked_program;"
+    program = (sys.executable, "-c", f"{code} forked_program.MODULES += ('stateful',); fork.main()")
     status, out, err = run(tmp_path, "print('ran')", program=program)
     assert (status, out) == (2, "")
     assert found in err
@@ -349,8 +350,8 @@ def test_a_module_that_asks_for_gpus_does_not_start_cuda(tmp_path: Path) -> None
     """torch.cuda.is_available() would, in the parent, and no forked rank could use a GPU then; the ranks' own may."""
     asking = "import os; asked = os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']"
     (tmp_path / "asking.py").write_text(asking)
-    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, program;"
-    program = (sys.executable, "-c", f"{code} program.MODULES += ('asking',); fork.main()")
+    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, forked_program;"
+    program = (sys.executable, "-c", f"{code} forked_program.MODULES += ('asking',); fork.main()")
     said = "f\"{asking.asked} {os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')}\\n\".encode()"
     script = f"import asking, os; os.write(1, {said})"
     assert run(tmp_path, script, program=program)[:2] == (0, "1 None\n1 None\n")

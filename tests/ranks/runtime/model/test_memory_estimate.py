@@ -20,7 +20,7 @@ import cluster_ddp
 from cluster_ddp.cli import memory
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.model.memory_estimate import estimate, grouped
-from cluster_ddp.runtime.model.strategies import repeated_class
+from cluster_ddp.runtime.model.model_wrapping import repeated_class
 
 JOB_ID = job_ids()
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {

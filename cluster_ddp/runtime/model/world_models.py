@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.training_data import TrainingData
-from cluster_ddp.runtime.model import ddp, empty_init, strategies
+from cluster_ddp.runtime.model import ddp, empty_init, model_wrapping
 from cluster_ddp.runtime.model.dtensor_pieces import content, full
-from cluster_ddp.runtime.model.strategies import Blocks, Sharded, Strategy
+from cluster_ddp.runtime.model.model_wrapping import Blocks, Sharded, Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -96,7 +96,7 @@ class Models(Collectives):
                 different ranks.
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
-        return strategies.wrapped(self, model, strategy, **options)
+        return model_wrapping.wrapped(self, model, strategy, **options)
 
     def empty_init(self) -> AbstractContextManager[None]:
         """Return a context in which a model is built without memory for its weights. `wrap` makes them.
