@@ -105,7 +105,7 @@ _CHANGES = {
     "torch._compile": _lazy_compile,
     "torch.optim.optimizer": _lazy_optimizer,
     _INDUCTOR: _told_late,
-    "cluster_ddp.runtime.fork.program": _not_loaded,
+    "cluster_ddp.runtime.fork.forked_program": _not_loaded,
 }
 
 
