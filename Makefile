@@ -40,12 +40,10 @@ quick: check  ## check, the tests without torch, and one of each package with ra
 	$(PYTEST) --numprocesses=auto tests/ranks -m quick
 
 test: $(VENV)/.installed  ## the tests of what README and docs/faults.md promise, on a real Slurm (as root on Debian/Ubuntu)
-	$(PURE)
-	$(PYTEST) tests/ranks tests/slurm -m "not full"
+	$(PYTEST) -m "not full"
 
 test-all: $(VENV)/.installed-interop  ## all tests: a newer Slurm, other libraries, rehearsals and whole trainings, too
-	$(PURE)
-	$(PYTEST) tests/ranks tests/slurm
+	$(PYTEST)
 
 # Its data files: those of processes that ran elsewhere, too.
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data

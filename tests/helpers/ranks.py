@@ -19,7 +19,7 @@ _TORCHS = re.compile(
 )
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "torchvision", "cluster_ddp.mnist.loop"])
+_context.set_forkserver_preload(["torch.distributed", "cluster_ddp.mnist.loop"])
 
 
 _JOB_IDS = itertools.count(os.getpid() % 60_000 * 1000, 20)

@@ -81,6 +81,7 @@ def test_training_without_srun_ends_at_once(slurm: Cluster, tmp_path: Path) -> N
     assert "Hint: start it with srun" in output
 
 
+@pytest.mark.full
 def test_missing_data_is_told_once_and_ends_the_job(slurm: Cluster, tmp_path: Path) -> None:
     """Each rank misses it; the first to say so is the one that is heard."""
     arguments = ("--data-dir", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run"))
