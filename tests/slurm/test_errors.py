@@ -23,7 +23,7 @@ SECTIONS = {
         "MASTER_ADDR=$SLURMD_NODENAME srun --nodes=1 --ntasks=2 --relative=1 python -m cluster_ddp env"
     ),
     "GPUs that torch does not see": (
-        "srun env -u CLUSTER_DDP_DUMMY_GPUS python -m cluster_ddp.train --dataset digits --dry-run"
+        "srun --nodes=1 --ntasks=2 env -u CLUSTER_DDP_DUMMY_GPUS python -m cluster_ddp.train --dataset digits --dry-run"
     ),
     "no error": "srun env -u SLURM_LOCALID -u SLURM_NODEID python -m cluster_ddp env",
 }

@@ -31,7 +31,7 @@ ON_ONE_NODE = {
 """Jobs without torch: where a launcher does nothing of its own, srun's job speaks for all."""
 LOST = (*ON_TWO_NODES, "--sbatch-options=--nodelist=node3,node4", "--no-requeue", "--name", "lost")
 FIRST = {"srun": (*ON_ONE_NODE["srun"], "trains", "lost")}
-"""Those of `make test`, which has the other launchers' on one machine (tests/ranks)."""
+"""Those of `make test`."""
 LATER = {launcher: (*jobs, "keeper", "trains", "leaves") for launcher, jobs in ON_ONE_NODE.items()}
 LATER["srun"] = ("keeper", "leaves")
 ORDER = ("torchrun", "srun", "fork")

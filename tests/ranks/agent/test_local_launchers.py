@@ -101,7 +101,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, s
                 send(list(processes.environments({"CLUSTER_DDP_RUN_DIR": str(job.run_dir)})), "KILL")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("launcher", "check"), list(parameters(JOBS)))
-def test_launchers(jobs: dict[tuple[str, str], Job], launcher: str, check: str) -> None:
+def test_a_launcher_of_this_machine(jobs: dict[tuple[str, str], Job], launcher: str, check: str) -> None:
     asked = CHECKS[check]
     asked.holds(jobs[launcher, asked.job])

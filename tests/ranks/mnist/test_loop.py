@@ -53,6 +53,7 @@ def records(run_dir: Path) -> list[dict]:
     return [record for record in found if record["kind"] != "steps"]
 
 
+@pytest.mark.full
 def test_one_process_learns_and_leaves_its_record(tmp_path: Path) -> None:
     done = train(*["--dataset", "digits", "--epochs", "3", "--run-dir", "out/here", "--save-model"], folder=tmp_path)
     assert done.returncode == 0, done.stderr

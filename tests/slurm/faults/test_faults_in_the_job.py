@@ -20,17 +20,15 @@ from cluster_ddp.protocol import File
 def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
     """The jobs whose faults are their own, all at once: they wait for each other's nodes, and the tests for them."""
     folder = tmp_path_factory.mktemp("own faults")
-    full = f'mkdir -p "{folder}/full" && mount -t tmpfs -o size=20m none "{folder}/full"'
+    full = FULL.format(folder=folder)
     elsewhere = f'((SLURM_NODEID == 0)) || mount -t tmpfs none "{mnist}"'
-    patient = (*TRAINING, "--collective-timeout-s", f"{scaled(10):g}")
     data = ("--dataset", "mnist", "--dry-run")
     late, wrapped = "until [[ -e go ]]; do sleep 0.2; done", place.slurm.wrapped
     jobs = {
         "limit": start(place, "--time", "1", pace_s=1.2),
         "warned": start(place, "--time", "2", "--signal", "USR1@60", pace_s=1.8),
         "killed": start(place, "--restarts", "6", FAULTS=[{"do": "kill", "rank": 1, "step": 16}]),
-        "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),
-        "other hangs": start(place, training=patient, FAULTS=[{"do": "stop", "rank": 1, "step": 3}]),
+        "hangs": start(place, training=PATIENT, FAULTS=[{"do": "stop", "rank": 1, "step": 3}]),
         "full disk": start(
             place,
             nodes=ONE_TASK,
@@ -39,14 +37,6 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
             run_dir=folder / "full",
             pace_s=0,
             PATIENCE_S="5",
-        ),
-        "room in the end": start(
-            place,
-            nodes=ONE_TASK,
-            training=LARGE,
-            command=wrapped(f"{full}\n{ROOM_IN_THE_END.format(folder=folder)}", *PACED),
-            run_dir=folder / "full",
-            pace_s=0,
         ),
         "unwritable": start(place, nodes=ONE_TASK, run_dir=Path("/sys/nowhere")),
         "truncated data": start(
@@ -61,12 +51,6 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
             training=(*data, "--data-dir", str(mnist)),
         ),
         "nan": start(place, nodes=TWO_TASKS, pace_s=0.2, FAULTS=[{"do": "nan", "rank": 1, "step": 9}]),
-        "nan continues": start(
-            place,
-            nodes=ONE_TASK,
-            training=(*TRAINING, "--on-nan", "continue"),
-            FAULTS=[{"do": "nan", "rank": 0, "step": 9}],
-        ),
         "clocks": start(place, "--sbatch-options=--nodelist=node1,node2", CLOCK_S={"node1": 3600}),
         "no stdout": start(place, nodes=ONE_TASK, command=wrapped("exec >/dev/full", *PACED)),
     }
@@ -74,6 +58,23 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
     return jobs
 
 
+@pytest.fixture(scope="module")
+def others(started: Started, place: Place, tmp_path_factory: pytest.TempPathFactory) -> Started:
+    """More of them, for the tests that only `make test-all` has."""
+    folder = tmp_path_factory.mktemp("more faults")
+    room = place.slurm.wrapped(f"{FULL}\n{ROOM_IN_THE_END}".format(folder=folder), *PACED)
+    nan, hang = ([{"do": do, "rank": 0, "step": step}] for do, step in (("nan", 9), ("stop", 3)))
+    return {
+        "rank 0 hangs": start(place, nodes=TWO_TASKS, training=PATIENT, FAULTS=hang),
+        "room in the end": start(
+            place, nodes=ONE_TASK, training=LARGE, command=room, run_dir=folder / "full", pace_s=0
+        ),
+        "nan continues": start(place, nodes=ONE_TASK, training=(*TRAINING, "--on-nan", "continue"), FAULTS=nan),
+    }
+
+
+PATIENT = (*TRAINING, "--collective-timeout-s", f"{scaled(10):g}")
+FULL = 'mkdir -p "{folder}/full" && mount -t tmpfs -o size=20m none "{folder}/full"'
 ROOM_IN_THE_END = """(until grep -qs "Trying again, for" "$CLUSTER_DDP_RUN_DIR"/*.log; do sleep 0.2; done
 mount -o remount,size=200m "{folder}/full") &"""
 
@@ -101,19 +102,31 @@ def test_a_killed_rank_starts_again_in_the_allocation(started: Started, uninterr
     assert run.metrics() == uninterrupted
 
 
-@pytest.mark.parametrize(("name", "rank"), [("first hangs", 0), ("other hangs", 1)])
-def test_a_hanging_rank_is_named(started: Started, name: str, rank: int) -> None:
+def test_a_hanging_rank_is_named(started: Started) -> None:
     """3. One rank is stopped with SIGSTOP; the others wait no longer than they were told to."""
-    said = started[name].failed()
+    node = names_the_hanging_rank(started["hangs"], 1)
+    noted = [path.read_text() for path in started["hangs"].path.glob(File.SICK_NODES)]
+    assert noted == [f"{node} its ranks do not answer\n"]
+
+
+@pytest.mark.full
+def test_a_hanging_rank_0_is_named_and_not_the_node_of_both(others: Started) -> None:
+    run = others["rank 0 hangs"]
+    names_the_hanging_rank(run, 0)
+    assert not [*run.path.glob(File.SICK_NODES)]
+
+
+def names_the_hanging_rank(run: Run, rank: int) -> str:
+    """Check what is said of it; returns its node."""
+    said = run.failed()
     assert f"Waiting {scaled(10):g} s for the other ranks:" in said
-    verdict = (started[name].path / File.HANG).read_text().strip()
+    verdict = (run.path / File.HANG).read_text().strip()
     last = said.partition("for the other ranks:")[2]
     assert verdict in last
     waits = rf"rank {1 - rank} on node\d waits in (?:all_reduce|broadcast)( #\d+)? \(\w+\.py:\d+\)"
     silent = re.match(rf"{waits}; rank {rank} on (node\d) (is stopped|does not answer)", verdict)
     assert silent, verdict
-    noted = [path.read_text() for path in started[name].path.glob(File.SICK_NODES)]
-    assert noted == ([f"{silent[2]} its ranks do not answer\n"] if name == "other hangs" else [])  # else they share one
+    return silent[2]
 
 
 def test_a_full_disk(started: Started) -> None:
@@ -121,12 +134,22 @@ def test_a_full_disk(started: Started) -> None:
 
     What is not saved in the end is tried again; it is an error if it is lost.
     """
-    for said in (lost := started["full disk"].failed(), saved := started["room in the end"].completed()):
-        assert said.count("No space left on device. Training continues; the last good one is") >= 2
-        assert said.count("Test set:") == 2
-        assert re.search(r"The training has ended, but: .*/step-00000080.pt is not saved: No space left on", said)
+    lost = started["full disk"].failed()
+    tells_each_failure(lost)
     assert re.search(r"error: Writing what is left at the end.*\n.*/step-00000080.pt is not saved: No space", lost)
+
+
+@pytest.mark.full
+def test_room_on_the_disk_in_the_end(others: Started) -> None:
+    saved = others["room in the end"].completed()
+    tells_each_failure(saved)
     assert "error:" not in saved
+
+
+def tells_each_failure(said: str) -> None:
+    assert said.count("No space left on device. Training continues; the last good one is") >= 2
+    assert said.count("Test set:") == 2
+    assert re.search(r"The training has ended, but: .*/step-00000080.pt is not saved: No space left on", said)
 
 
 def test_a_run_dir_that_cannot_be_written(started: Started) -> None:
@@ -154,8 +177,11 @@ def test_a_loss_that_is_no_number(started: Started) -> None:
     said = run.failed()
     assert re.search(r"Training, step 9 of epoch 1:\n  rank 1 on node\d: loss nan\.", said)
     assert f"last good checkpoint: {run.path.resolve()}/checkpoints/step-00000006.pt" in said
-    said = started["nan continues"].completed()
-    assert "loss nan. The update of this step is skipped." in said
+
+
+@pytest.mark.full
+def test_a_step_whose_loss_is_no_number_is_skipped(others: Started) -> None:
+    assert "loss nan. The update of this step is skipped." in others["nan continues"].completed()
 
 
 def test_clocks_an_hour_apart(started: Started) -> None:

@@ -128,6 +128,7 @@ def test_all_bits_arrive(runs: Path, source: str, tmp_path: Path, capsys: pytest
     assert same(torch.load(tmp_path / "optimizer.pt", weights_only=True), expected["optimizer"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torchs_own_loader_reads_model_and_optimizer(runs: Path, source: str, tmp_path: Path) -> None:
@@ -164,6 +165,7 @@ def export_big() -> None:
     print(json.dumps(peak_bytes(lambda: export.main(argv))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_model_is_in_memory_once_at_most(runs: Path, source: str, tmp_path: Path) -> None:
     names = {"big.pt": 1.2, "big.safetensors": 1.2, "big-dcp": 0.4}

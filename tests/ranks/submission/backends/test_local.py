@@ -138,6 +138,7 @@ def test_the_reference_job_returns_its_figures() -> None:
     assert 0.2 < result.accuracy < 1 and result.loss > 0 and result.samples_per_s > 0
 
 
+@pytest.mark.full
 def test_the_reference_job_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--local", "--nodes", "1", "--gpus-per-node", "2", "--dataset", "digits", "--model", "convnet")
     status = main([*words, "--epochs", "1", "--no-cuda", "--watch"])
