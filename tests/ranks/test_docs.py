@@ -209,6 +209,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("where", "line"), COMMANDS, ids=[f"{where} {line[:40]}" for where, line in COMMANDS])
 def test_a_command_is_one(
     where: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

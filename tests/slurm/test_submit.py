@@ -120,6 +120,7 @@ def test_every_argument_arrives_as_it_was(place: Place) -> None:
     assert not list(place.folder.rglob("pwned"))
 
 
+@pytest.mark.full
 def test_a_grid_of_eight(place: Place) -> None:
     tell = 'echo "seed $1 lr $2 port $MASTER_PORT folder $CLUSTER_DDP_RUN_DIR"'
     grid = ("--array", "seed=0..3", "lr=0.1,it's $(touch pwned)%4")

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from cluster import Place
 from paced_run import PACED, TRAINING, Run, start
 from slowness import scaled
@@ -51,6 +52,7 @@ def cut_off(run: Run, node: str) -> Iterator[None]:
             subprocess.run([*inside, "del", "blackhole", f"{address}/32"], check=True)
 
 
+@pytest.mark.full
 def test_the_node_that_is_cut_off_is_left_behind_and_not_the_others(place: Place, uninterrupted: list[dict]) -> None:
     """It is the batch host, and its rank serves the store: the other two ranks read each other's files."""
     limits = ("--collective-timeout-s", f"{scaled(10):g}", "--hang-warning-s", f"{scaled(3):g}")

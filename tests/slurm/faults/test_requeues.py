@@ -31,6 +31,7 @@ def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
     assert run.metrics()[-1]["kind"] == "done"
 
 
+@pytest.mark.full
 def test_a_warning_before_there_is_a_checkpointer(place: Place) -> None:
     """29. USR1 while a script of one's own has imported nothing yet, and while it reads its data."""
     (place.folder / "early.py").write_text(EARLY)

@@ -29,7 +29,7 @@ def test_a_sharded_training_is_killed_in_its_saves_requeued_and_cut_off(place: P
 
     That node's processes live on. The ranks on the spare read the shards that it has saved.
     """
-    undisturbed, job = begin(place), begin(place, "--restarts", "9", "--spare-nodes", "1", FAULTS=FAULTS, PACE_S="0.1")
+    undisturbed, job = begin(place), begin(place, "--restarts", "9", "--spare-nodes", "1", FAULTS=FAULTS, PACE_S="0.3")
     job.ranks(2)
     job.wait_for_step(15)
     job.slurm("scancel", "--batch", "--signal=USR1", job.job)

@@ -353,7 +353,7 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
     skipping_before_batch_norm: {},
     late_in_a_sharded_backward_pass: {},
     spinning: {},
-    locked: {"restart_s": "1"},
+    locked: {"restart_s": "3"},  # longer than a busy machine takes to look at it
     before_a_step: {"timeout_s": 3},
     crashing: {"hanging": None},
     loading: {},

@@ -101,7 +101,7 @@ def test_a_disk_that_stays_full_ends_in_an_error(tmp_path: Path, start: Start) -
     assert [path.name for path in run.glob("checkpoints/*")] == ["step-00000005.pt"]
 
 
-@pytest.mark.parametrize("every", ["5steps", "never"])
+@pytest.mark.parametrize("every", ["5steps", pytest.param("never", marks=pytest.mark.full)])
 def test_metrics_that_are_not_written_are_an_error(tmp_path: Path, start: Start, every: str) -> None:
     process = start(700, 2, every=every)
     words = said(process)
@@ -109,7 +109,7 @@ def test_metrics_that_are_not_written_are_an_error(tmp_path: Path, start: Start,
     assert f"{tmp_path}/run/metrics.jsonl lacks its last" in words[words.index("error: Writing what is left") :]
 
 
-@pytest.mark.parametrize("free", [700, 5000])
+@pytest.mark.parametrize("free", [700, pytest.param(5000, marks=pytest.mark.full)])
 def test_room_that_is_made_in_time_is_used(tmp_path: Path, start: Start, free: int) -> None:
     process = start(free, 100)
     assert process.stdout is not None

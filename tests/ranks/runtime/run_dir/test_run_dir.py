@@ -329,6 +329,7 @@ def test_what_ran_is_described(tmp_path: Path) -> None:
     assert found["versions"]["cuda"] is None
 
 
+@pytest.mark.full
 def test_a_script_without_a_configuration_is_described(tmp_path: Path) -> None:
     """With its command, the versions, and the commit of its own checkout, not that of this package."""
     project = tmp_path / "a project"

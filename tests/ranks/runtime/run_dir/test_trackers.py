@@ -134,6 +134,7 @@ def track(names: list[str], run_dir: Path, records: MetricsFile, *, is_restart: 
     Tracking(names, run_dir, records, is_restart=is_restart).stop()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_that_cant_be_written_is_one_warning(
     name: str, tmp_path: Path, records: MetricsFile, said: list[str]
