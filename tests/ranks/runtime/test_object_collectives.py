@@ -19,6 +19,8 @@ from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.runtime import object_collectives, rng
 
+pytestmark = pytest.mark.full
+
 NO_SECRET, OURS, OTHERS = Key(b"", "run"), Key(b"ours", "run"), Key(b"others", "run")
 JOB_ID = job_ids()
 

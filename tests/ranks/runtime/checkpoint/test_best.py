@@ -22,6 +22,8 @@ from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
+pytestmark = pytest.mark.full
+
 
 def train(world: World, path: Path, values: list[float], *, stop: int = -1, **options: Any) -> list[bool]:
     """An epoch of two steps for each value. The weight is the number of steps, and another one in the evaluation."""

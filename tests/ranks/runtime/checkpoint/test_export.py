@@ -21,6 +21,8 @@ import cluster_ddp
 from cluster_ddp.cli import export
 from cluster_ddp.runtime.model.ddp import unwrapped
 
+pytestmark = pytest.mark.full
+
 JOB_ID = job_ids()
 SOURCES = ("ddp", "fsdp")
 WIDTH, DEPTH = 1600, 10
@@ -107,7 +109,6 @@ def same(one: Any, other: Any) -> bool:
     return dict(flat(one)) == dict(flat(other))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("source", SOURCES)
 def test_all_bits_arrive(runs: Path, source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = torch.load(runs / source / "expected.pt", weights_only=True)
@@ -128,7 +129,6 @@ def test_all_bits_arrive(runs: Path, source: str, tmp_path: Path, capsys: pytest
     assert same(torch.load(tmp_path / "optimizer.pt", weights_only=True), expected["optimizer"])
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torchs_own_loader_reads_model_and_optimizer(runs: Path, source: str, tmp_path: Path) -> None:
@@ -165,7 +165,6 @@ def export_big() -> None:
     print(json.dumps(peak_bytes(lambda: export.main(argv))))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_model_is_in_memory_once_at_most(runs: Path, source: str, tmp_path: Path) -> None:
     names = {"big.pt": 1.2, "big.safetensors": 1.2, "big-dcp": 0.4}

@@ -16,6 +16,8 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.world import World
 
+pytestmark = pytest.mark.full
+
 At = Callable[[Checkpointer], object]
 
 

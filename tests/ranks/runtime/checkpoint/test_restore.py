@@ -18,6 +18,8 @@ from cluster_ddp.mnist import loop
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.train_options import TrainConfig
 
+pytestmark = pytest.mark.full
+
 JOB_ID = job_ids()
 VOLATILE = ("time", "samples_per_s", "waiting_for_data")
 
@@ -145,9 +147,7 @@ def train_with_workers() -> None:
                 checkpoint.step()
 
 
-@pytest.mark.parametrize(
-    ("context", "number"), [("fork", signal.SIGTERM), pytest.param("spawn", signal.SIGUSR1, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize(("context", "number"), [("fork", signal.SIGTERM), ("spawn", signal.SIGUSR1)])
 def test_signals_do_not_end_the_loaders_workers(tmp_path: Path, context: str, number: int) -> None:
     for status, env in ((75, {"SIGNAL": str(int(number))}), (0, {"SLURM_RESTART_COUNT": "1"})):
         common = {"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run"), "CONTEXT": context, **env}

@@ -20,6 +20,8 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 
+pytestmark = pytest.mark.full
+
 JOB_ID = job_ids()
 
 
@@ -107,7 +109,6 @@ with cluster_ddp.distributed(cuda=False) as world:
 """
 
 
-@pytest.mark.full
 def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path: Path) -> None:
     """Of model and Adam's state, 150 MB: the file is mapped, and read part by part. Read at once it took 1.23 of it.
 

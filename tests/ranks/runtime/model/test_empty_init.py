@@ -17,6 +17,8 @@ import cluster_ddp
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.model import materialize
 
+pytestmark = pytest.mark.full
+
 JOB_ID = job_ids()
 
 

@@ -22,6 +22,8 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.model.memory_estimate import estimate, grouped
 from cluster_ddp.runtime.model.model_wrapping import repeated_class
 
+pytestmark = pytest.mark.full
+
 JOB_ID = job_ids()
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,

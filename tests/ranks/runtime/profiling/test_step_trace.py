@@ -14,6 +14,8 @@ import torch
 import cluster_ddp
 from cluster_ddp.runtime.profiling.step_trace import StepTrace, asked_steps
 
+pytestmark = pytest.mark.full
+
 
 def run(path: Path, steps: int) -> None:
     model = torch.nn.Linear(4, 2)
