@@ -116,11 +116,14 @@ def check_script(command: Sequence[str], folder: Path, hint: str) -> None:
         SpecError: there is no such file in the folder; the error has the hint. Or it is a notebook.
     """
     words, run = program_words(command), target(command)
-    if run.kind != "script" or any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
+    if run.kind != "script":
         return
     script, found = run.words[0], ""
     if script.endswith(".ipynb"):
-        found, hint = "it is a notebook, which Python can't run.", "jupyter nbconvert --to script NOTEBOOK"
+        found = f"it is a notebook, which {'Python' if run.program == 'python' else 'a shell'} can't run."
+        hint = "jupyter nbconvert --to script NOTEBOOK; then: -- python SCRIPT"
+    elif any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
+        return
     elif "{" not in script and not (folder / script).exists() and not (run.program == "shell" and shutil.which(script)):
         there = [path.name for path in folder.glob(f"*{Path(script).suffix}") if path.is_file()]
         found = f"there is no such file in {folder}.{nearest(script, there)}"

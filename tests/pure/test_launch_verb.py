@@ -68,7 +68,7 @@ def place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Place:
 
 
 RUN = ("--", "python", "train it.py")
-NESTED = "[--launcher torchrun] -- COMMAND, without torchrun and its options"
+NESTED = "--launcher torchrun -- COMMAND (such as python SCRIPT), without torchrun and its options"
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ NESTED = "[--launcher torchrun] -- COMMAND, without torchrun and its options"
         ),
         (["--restart-args", "--from", "x", *RUN], IN_A_JOB, "'x' is one word too many", "--help"),
         (["--ranks", "2", "--", "torchrun", "train it.py"], NO_JOB, "Each of the 2 ranks of this job would", NESTED),
-        (["--", "srun", "python", "t.py"], IN_A_JOB, "srun asks Slurm for tasks", "-- COMMAND, without srun"),
-        (["--", "sbatch", "t.sh"], IN_A_JOB, "a job of its own", "-- COMMAND, without sbatch"),
+        (["--", "srun", "python", "t.py"], IN_A_JOB, "srun asks Slurm for tasks", "without srun and its options"),
+        (["--", "sbatch", "t.sh"], IN_A_JOB, "a job of its own", "run sbatch without cluster-ddp"),
         (["--ranks", "2", "--run-dir", "train it.py/x", *RUN], NO_JOB, "Not a directory: /", "--run-dir PATH"),
         (["--run-dir", "a\\b", *RUN], IN_A_JOB, "has a backslash", "--run-dir PATH, without one"),
         (["--ranks", "2", "--", "python", "-u", "no.py"], NO_JOB, "there is no such file in /", "in its folder"),

@@ -30,17 +30,21 @@ _PLACEHOLDER = re.compile(r"(?:--?[\w-]+=)?\{([A-Za-z_]\w*)\}")  # {lr} and --lr
 _STARTS_RANKS = "starts ranks itself. Each of the {} ranks of this job would start them again."
 _ASKS_FOR_TASKS = "asks Slurm for tasks. The job starts this command in each of its tasks already."
 _ASKS_FOR_A_JOB = "asks for a job of its own, so this job would only submit another."
-# A program, with its verb, or a module behind `python -m` -> what it does in a job.
-_LAUNCHERS: Mapping[str, str] = {
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), _STARTS_RANKS),
-    **dict.fromkeys(("accelerate launch", "accelerate.commands.launch"), _STARTS_RANKS),
-    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner", "horovodrun", "mpirun", "mpiexec"), _STARTS_RANKS),
-    **{"srun": _ASKS_FOR_TASKS, "sbatch": _ASKS_FOR_A_JOB, "salloc": _ASKS_FOR_A_JOB},
+_WITHOUT = "-- COMMAND (such as python SCRIPT), without {} and its options"
+_AS_TORCHRUN = _STARTS_RANKS, f"--launcher torchrun {_WITHOUT}"
+# A program, with its verb, or a module behind `python -m` -> what it does in a job, and what to submit instead.
+_LAUNCHERS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), _AS_TORCHRUN),
+    **dict.fromkeys(("accelerate launch", "accelerate.commands.launch"), _AS_TORCHRUN),
+    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), (_STARTS_RANKS, _WITHOUT)),
+    **dict.fromkeys(("horovodrun", "mpirun", "mpiexec"), (_STARTS_RANKS, _WITHOUT)),
+    "srun": (_ASKS_FOR_TASKS, _WITHOUT),
+    **dict.fromkeys(("sbatch", "salloc"), (_ASKS_FOR_A_JOB, "run {} without cluster-ddp")),
 }
 # Programs that run the one behind them, some by their verb `run`, and words of a shell.
 _RUN_ANOTHER = (
     *("env", "time", "nohup", "nice", "ionice", "setsid", "stdbuf", "timeout", "numactl", "taskset", "exec", "command"),
-    *("uv", "poetry", "pipenv", "pixi", "hatch", "conda", "mamba", "micromamba", "run"),
+    *("uv", "poetry", "pipenv", "pixi", "hatch", "conda", "mamba", "micromamba"),
     *("if", "then", "else", "while", "do", "!", "{"),
 )
 _NUMBER_OF_RANKS = r"(?<!\S)(?:--nproc[-_]per[-_]node|--num[-_]processes|--num_gpus|--ntasks|-np?|--np)[= ](\d+)(?!\S)"
@@ -80,14 +84,15 @@ def check_launcher(command: Sequence[str], *, tasks: int, gpus: int | None, or_e
     launcher = _launcher(command)
     if launcher is None:
         return
-    name, does = launcher.split()[0], _LAUNCHERS[launcher]
+    name, (does, instead) = launcher.split()[0], _LAUNCHERS[launcher]
+    options = re.split(r"\.py\b|\s-m\s", " ".join(command).partition(name)[2])[0]  # up to its script or module
+    number = re.search(_NUMBER_OF_RANKS, options)
+    size = f"--gpus-per-node {number[1]} " if tasks == 1 and number and int(number[1]) > (gpus or 0) else ""
     if does == _STARTS_RANKS and tasks == 1:
-        options = re.split(r"\.py\b|\s-m\s", " ".join(command).partition(name)[2])[0]  # up to its script or module
-        number = re.search(_NUMBER_OF_RANKS, options)
-        if gpus is None or number is None or int(number[1]) <= gpus:
+        if gpus is None or not size:
             return
-        does = f"starts {number[1]} ranks, and this job has {counted(gpus, 'GPU')}."
-    hint = f"[--launcher torchrun] -- COMMAND, without {name} and its options{or_else}"
+        does = f"starts {number[1] if number else ''} ranks, and this job has {counted(gpus, 'GPU')}."
+    hint = f"{size}{instead.format(name)}{or_else}"
     raise SpecError(f"Running {shlex.join(command)}:", f"{name} {does.format(tasks)}", hint)
 
 
@@ -95,6 +100,10 @@ def _launcher(words: Sequence[str]) -> str | None:
     """The launcher that a command begins with, behind programs such as `env`, `uv run` and Python; None without one."""
     is_value = False  # whether a word may be the value of an option of a program that runs another
     for at, word in enumerate(words):
+        is_path = is_value and "/" in word and shutil.which(word) is None  # conda run -p /envs/deepspeed
+        if word.startswith("-") or is_path or ASSIGNMENT.fullmatch(word):
+            is_value = word.startswith("-")
+            continue
         name, rest = Path(word).name, words[at:]
         if found := next((key for key in (" ".join([name, *rest[1:2]]), name) if key in _LAUNCHERS), None):
             return found
@@ -103,11 +112,10 @@ def _launcher(words: Sequence[str]) -> str | None:
             return _in_text(run.words[0]) if run.kind == "code" and run.words else None
         if run.program == "python":
             return _launcher(run.words) if run.kind != "code" else None
-        is_option, is_number = word.startswith("-"), at > 0 and word[:1].isdigit()  # timeout 10
-        is_passed = is_option or is_number or name in _RUN_ANOTHER or ASSIGNMENT.fullmatch(word)
+        is_passed = name in _RUN_ANOTHER or (at > 0 and (word[:1].isdigit() or word == "run"))  # timeout 10; uv run
         if not is_passed and (not is_value or shutil.which(word)):
             return None  # another program, or a script
-        is_value = is_option
+        is_value = False
     return None
 
 
@@ -146,8 +154,11 @@ def check_program(spec: JobSpec) -> list[Advice]:
     for form, found, hint in _NO_PROGRAMS:
         if re.fullmatch(form, program, re.DOTALL):
             raise SpecError(asked, found, hint)
+    if Path(program).is_file():
+        found = "it is a file here, but no program on the PATH, or it is not executable."
+        raise SpecError(asked, found, "-- ./PROGRAM, after chmod +x PROGRAM; for a script of a shell: -- bash SCRIPT")
     found = "there is no such program here."
     if spec.modules or spec.conda_env or spec.setup:
         text = f"{asked} {found} The modules, the conda environment or the setup must provide it."
         return [Advice("command", text)]
-    raise SpecError(asked, found, "check its spelling, or activate its environment first; for a script: -- bash SCRIPT")
+    raise SpecError(asked, found, "check its spelling, or activate its environment first")

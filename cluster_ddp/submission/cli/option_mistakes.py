@@ -53,13 +53,13 @@ def refuse(words: Sequence[str]) -> None:
             found = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
             hint = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
         elif option in _HERE:
-            found, hint = "that is sbatch's name for it.", f"use {_HERE[option]}"
+            found, hint = "that is sbatch's name; here it is called otherwise.", f"use {_HERE[option]}"
         elif option == "-o" or (option[2:] in SET_ELSEWHERE and is_sbatchs(option)):
             found = "cluster-ddp submit sets it itself, or has no use for it."
             hint = "leave it out; to read the logs: cluster-ddp logs JOB"
         elif option.startswith("--") and is_sbatchs(option):
             found = "it is an option of sbatch; --sbatch-options passes it on."
-            hint = f"--sbatch-options={option}, or --sbatch-options={option}=VALUE"
+            hint = f"--sbatch-options={option}, or --sbatch-options={option}=VALUE, without blanks"
         else:
             continue
         raise SpecError(f"Submitting with {option}:", found, hint)
@@ -75,7 +75,7 @@ def advise(given: Mapping[str, Any], spec: JobSpec) -> Iterator[Advice]:
     Raises:
         SpecError: a number of tasks does not match the GPUs.
     """
-    cure = "leave it out: the tasks follow from the GPUs, by --nodes and --gpus-per-node"
+    cure = "use --nodes and --gpus-per-node instead: the tasks follow from the GPUs"
     for option, needed in (("--ntasks", spec.world_size), ("--ntasks-per-node", spec.ranks_per_node)):
         asked = given.get(option[2:].replace("-", "_"))
         if asked not in (None, needed):

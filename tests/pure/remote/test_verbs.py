@@ -95,3 +95,11 @@ def test_fetching_names_a_project_from_which_nothing_was_submitted(
     with pytest.raises(SystemExit, match="2"):
         fetch.main(["--on", "x", "12"])
     assert f"nothing was submitted to it from {root}.\n  Hint: cluster-ddp submit --on x:" in capsys.readouterr().err
+
+
+def test_rsyncs_own_words_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rsync").write_text("#!/bin/sh\necho 'disk quota exceeded' >&2\nexit 11\n")
+    (tmp_path / "rsync").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(RemoteError, match="rsync ended with status 11: disk quota exceeded"):
+        Host(name="host", options=()).rsync((), tmp_path, "there")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import subprocess
@@ -87,10 +88,20 @@ def test_it_is_packed_again_only_after_a_change(venv: Path, tmp_path: Path, caps
     assert venv_archive.path(venv, tmp_path) != first
 
 
-def test_a_failure_leaves_nothing(venv: Path, tmp_path: Path) -> None:
+def full_disk(*arguments: object, **options: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_failure_leaves_nothing(venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunDirError, match=r"(?s)Not a directory: .*submit without --stage-env"):
         venv_archive.pack(venv, tmp_path / "file" / "archives" / "env.tar", shared=False)
+    (tmp_path / "full").mkdir()
+    with monkeypatch.context() as patched, pytest.raises(RunDirError, match="No space left on device"):
+        patched.setattr(tarfile.TarFile, "add", full_disk)
+        patched.setattr(tarfile.TarFile, "addfile", full_disk)
+        venv_archive.pack(venv, tmp_path / "full" / "env.tar", shared=False)
+    assert not [*(tmp_path / "full").iterdir()]
     (package_folder(venv) / "a socket").mkdir()
     os.mkfifo(package_folder(venv) / "pipe")  # is not waited for
     venv_archive.pack(venv, tmp_path / "env.tar", shared=True)

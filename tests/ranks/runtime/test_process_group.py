@@ -135,11 +135,12 @@ def test_what_nccls_watchdog_has_found_is_told(
     assert process_group.communicator_error(torch.device("cpu")) is None
 
 
-def test_graphs_are_gone_before_the_communicator_is(calls: Calls) -> None:
+def test_graphs_are_gone_before_the_communicator_is(calls: Calls, said: pytest.LogCaptureFixture) -> None:
     process_group.before_leaving.append(lambda: calls.append("graphs reset"))
     process_group.before_leaving.append(lambda: 1 / 0)  # a fault of the training's does not change its end
     process_group.leave()
     assert calls == ["graphs reset", "destroyed"]
+    assert "ZeroDivisionError" in said.text
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("CUDA error: device-side assert triggered")])

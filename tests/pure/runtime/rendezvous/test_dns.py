@@ -14,6 +14,7 @@ import pytest
 
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous import host_setup
+from cluster_ddp.slurm.topology import Topology
 
 
 def attempts() -> int:
@@ -64,3 +65,10 @@ def test_addresses_are_found_without_the_codec_for_international_names() -> None
 def test_a_host_that_does_not_exist_is_named() -> None:
     with pytest.raises(RendezvousError, match="Looking up no-such-host"):
         host_setup.resolve("no-such-host.invalid", time.monotonic())
+
+
+def test_ranks_of_one_machine_are_reached_from_there_only() -> None:
+    names = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "192.0.2.1"}
+    env: dict[str, str] = {}
+    host_setup.choose_interface(Topology.from_environ(names), env)
+    assert env == {"GLOO_SOCKET_IFNAME": "lo"}

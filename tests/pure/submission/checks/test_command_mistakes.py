@@ -10,7 +10,8 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import command_mistakes
 from cluster_ddp.submission.spec import JobSpec
 
-WITHOUT = "[--launcher torchrun] -- COMMAND, without {} and its options"
+WITHOUT = "-- COMMAND (such as python SCRIPT), without {} and its options"
+ALONE = ("deepspeed", "mpirun", "srun")
 
 
 def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
@@ -35,6 +36,9 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
         ("python -um torch.distributed.run t.py", "torch.distributed.run"),
         ("python -X importtime /opt/bin/torchrun t.py", "torchrun"),
         ("env -u X torchrun t.py", "torchrun"),
+        ("env SHELL=/bin/bash torchrun t.py", "torchrun"),
+        ("env A=1 SHELL=/bin/zsh nice srun python t.py", "srun"),
+        ("conda run -p /opt/envs/bash torchrun t.py", "torchrun"),
         ("env -i A=1 torchrun t.py", "torchrun"),
         ("time torchrun t.py", "torchrun"),
         ("nohup nice -n 5 torchrun t.py", "torchrun"),
@@ -61,13 +65,21 @@ def test_a_nested_launcher_is_refused_with_a_cure(command: str, launcher: str) -
     assert error is not None
     assert error.asked == f"Running {command}:"
     assert error.found.startswith(launcher)
-    assert error.hint == f"{WITHOUT.format(launcher)}; or else"
+    instead = WITHOUT if launcher in ALONE else f"--launcher torchrun {WITHOUT}"
+    assert error.hint == f"{instead.format(launcher)}; or else"
 
 
 @pytest.mark.parametrize(
     "command",
     [
         "python t.py torchrun",
+        "env PYTHONPATH=/work/deepspeed ./run.sh",
+        "env MPIEXEC=/usr/bin/mpiexec nice -n 5 python t.py",
+        "conda run -p /envs/deepspeed python t.py",
+        "uv run --directory=/x/deepspeed python t.py",
+        "python -m run --strategy deepspeed",
+        "nice ./run --launcher torchrun",
+        "bash -c './run --strategy deepspeed'",
         "accelerate config",
         "python -m accelerate.utils",
         "bash -c true",

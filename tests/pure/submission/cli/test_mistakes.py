@@ -33,16 +33,18 @@ X"""
 HELP = "cluster-ddp submit --help"
 NO_HET = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
 SBATCHS = "it is an option of sbatch; --sbatch-options passes it on."
-HERE = "that is sbatch's name for it."
+HERE = "that is sbatch's name; here it is called otherwise."
 GPUS = "use --gpus-per-node (and --gpu-type)"
-TASKS = "leave it out: the tasks follow from the GPUs, by --nodes and --gpus-per-node"
+TASKS = "use --nodes and --gpus-per-node instead: the tasks follow from the GPUs"
 QUOTED = "it is a whole command line in quotes."
 NO_QUOTES = "leave out the quotes; or use a shell: -- bash -c 'COMMAND'"
 NO_PROGRAM = "there is no such program here."
-SPELLING = "check its spelling, or activate its environment first; for a script: -- bash SCRIPT"
+SPELLING = "check its spelling, or activate its environment first"
+NOT_ON_PATH = "it is a file here, but no program on the PATH, or it is not executable."
+MADE = "-- ./PROGRAM, after chmod +x PROGRAM; for a script of a shell: -- bash SCRIPT"
 NUMBERS = "{0} is plain text. For a range of numbers: {1}=FIRST..LAST; for a list: {1}=VALUE,VALUE"
 A_SHELL = "The command gets {} as plain text; no shell reads it. To use a shell: -- bash -o pipefail -c 'COMMAND'"
-PASSED_ON = "--sbatch-options={0}, or --sbatch-options={0}=VALUE"
+PASSED_ON = "--sbatch-options={0}, or --sbatch-options={0}=VALUE, without blanks"
 READING = "Reading the command line"
 BY_HAND = "for two nodes: --nodes 2; for two to eight: --nodes 2-8; in Python: nodes=2, max_nodes=8"
 MEANT = "--nodes 2-8"
@@ -57,7 +59,8 @@ NO_VENV = "there is no bin/activate in it."
 NO_SCRIPT = "it names no script, and a job has no terminal to read commands from."
 SCRIPT = "-- python SCRIPT, or -- bash SCRIPT"
 ANYWAY = "to submit it anyway: --accept nested"
-WITHOUT = "[--launcher torchrun] -- COMMAND, without {} and its options"
+WITHOUT = "-- COMMAND (such as python SCRIPT), without {} and its options"
+TORCHRUN = f"--launcher torchrun {WITHOUT}"
 RELATIVE = "paths are relative to where you submit"
 NAMES = "--partition gpu"
 PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
@@ -329,8 +332,8 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "it is a Python script, which an interpreter must run.",
         "-- python SCRIPT",
     ),
-    ("-- run.sh a", "Running 'run.sh'", NO_PROGRAM, SPELLING),
-    ("-- ./run.sh a", "Running './run.sh'", NO_PROGRAM, SPELLING),
+    ("-- run.sh a", "Running 'run.sh'", NOT_ON_PATH, MADE),
+    ("-- ./run.sh a", "Running './run.sh'", NOT_ON_PATH, MADE),
     (
         "-- -N 2 python t.py",
         "Running '-N'",
@@ -374,7 +377,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- python t.ipynb",
         "Running 't.ipynb'",
         "it is a notebook, which Python can't run.",
-        "jupyter nbconvert --to script NOTEBOOK",
+        "jupyter nbconvert --to script NOTEBOOK; then: -- python SCRIPT",
     ),
     (
         "-- python -m nosuch.mod --lr 1",
@@ -396,7 +399,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
         "Running torchrun --nproc-per-node 2 t.py",
         "torchrun starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        f"{WITHOUT.format('torchrun')}; {ANYWAY}",
+        f"{TORCHRUN.format('torchrun')}; {ANYWAY}",
     ),
     (
         "-- srun python t.py",
@@ -408,26 +411,26 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- srun --ntasks 2 ls -l",
         "Running srun --ntasks 2 ls -l",
         "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
-        f"{WITHOUT.format('srun')}; {ANYWAY}",
+        f"--gpus-per-node 2 {WITHOUT.format('srun')}; {ANYWAY}",
     ),
     (
         "-- sbatch job.sh",
         "Running sbatch job.sh",
         "sbatch asks for a job of its own, so this job would only submit another.",
-        f"{WITHOUT.format('sbatch')}; {ANYWAY}",
+        f"run sbatch without cluster-ddp; {ANYWAY}",
     ),
     (
         "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "Running accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "accelerate starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        f"{WITHOUT.format('accelerate')}; {ANYWAY}",
+        f"{TORCHRUN.format('accelerate')}; {ANYWAY}",
     ),
     *(
         (
             f"--gpus-per-node 2 -- {typed}",
             f"Running {typed}",
             f"{launcher} starts ranks itself. Each of the 2 ranks of this job would start them again.",
-            f"{WITHOUT.format(launcher)}; {ANYWAY}",
+            f"{TORCHRUN.format(launcher)}; {ANYWAY}",
         )
         for typed, launcher in (
             ("python -m torch.distributed.run t.py", "torch.distributed.run"),
@@ -459,7 +462,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- torchrun --nproc-per-node 4 t.py",
         "Running torchrun --nproc-per-node 4 t.py",
         "torchrun starts 4 ranks, and this job has 1 GPU.",
-        f"{WITHOUT.format('torchrun')}; {ANYWAY}",
+        f"--gpus-per-node 4 {TORCHRUN.format('torchrun')}; {ANYWAY}",
     ),
     # What the cluster lacks
     ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),

@@ -371,7 +371,10 @@ def test_a_launcher_in_the_command_is_refused_unless_it_is_meant(capsys, fake_sl
     argv = ("--gpus-per-node", "2", "--dry-run", "--", "torchrun", "t.py")
     status, out, err = run(capsys, *argv)
     assert (status, out) == (2, "")
-    assert "Hint: [--launcher torchrun] -- COMMAND, without torchrun and its options; to submit it anyway" in err
+    assert (
+        "--launcher torchrun -- COMMAND (such as python SCRIPT), without torchrun and its options; to submit it anyway"
+        in err
+    )
     status, out, _ = run(capsys, "--accept", "nested", *argv)
     assert status == 0
     assert "torchrun t.py" in out

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from cluster_ddp.runtime.data.data_loader import Loader, keep_through_stops
+from cluster_ddp.runtime.data.data_loader import Loader, keep_through_stops, with_defaults
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 from cluster_ddp.runtime.world import World
@@ -112,3 +112,11 @@ def test_a_forked_worker_destroys_nothing_that_it_has_inherited(tmp_path: Path) 
     assert not destroyed.exists()
     gc.collect()
     assert destroyed.read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_memory_is_pinned_for_a_gpu_unless_the_user_says_otherwise(is_gpu: bool) -> None:
+    defaults, own = dict[str, Any](), {"pin_memory": not is_gpu}
+    for options in (defaults, own):
+        with_defaults(options, workers=0, is_gpu=is_gpu)
+    assert (defaults["pin_memory"], own["pin_memory"]) == (is_gpu, not is_gpu)

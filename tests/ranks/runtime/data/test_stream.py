@@ -145,6 +145,21 @@ def test_it_resumes_after_each_batch_with_the_same_random_numbers(world: World, 
         assert batches[: len(batches) // 2] == drained(numbers(world, 2 - workers, split))
 
 
+class Plain(IterableDataset[int]):
+    """It draws nothing."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def test_what_the_collate_function_draws_differs_from_batch_to_batch(world: World) -> None:
+    stream = world.stream(Plain(), batch_size=4, seed=3, num_workers=0, collate_fn=lambda items: random.random())
+    first, second = stream
+    assert first != second
+    stream.set_epoch(1)
+    assert {first, second}.isdisjoint(stream)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_is_that_of_the_batch_that_was_taken(world: World, workers: int) -> None:
     """Not that of a batch ahead. What was read before is not read again."""

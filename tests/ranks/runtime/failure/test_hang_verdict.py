@@ -186,3 +186,21 @@ def test_a_node_that_is_cut_off_accuses_nobody(
     last = (tmp_path / "hang.txt").read_text()
     assert f"rank {cut_off} on {nodes[cut_off]} does not answer" in last, last
     assert last.count("does not answer") == 1, last
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (
+            {"where": "loop.py:9", "doing": "train"},
+            "is stopped (SIGSTOP, or a debugger); seen last: is in train (loop.py:9)",
+        ),
+        ({"operation": "all_reduce"}, "is stopped (SIGSTOP, or a debugger); seen last: waits in all_reduce"),
+        ({}, "is stopped (SIGSTOP, or a debugger)"),
+    ],
+)
+def test_what_was_seen_last_of_a_stopped_rank_is_said(seen: dict[str, str], words: str) -> None:
+    assert (
+        hang_verdict._words(hang_verdict.Answer(rank=1, host="node2", state="stopped", **seen), with_sizes=False)
+        == words
+    )  # type: ignore[arg-type]

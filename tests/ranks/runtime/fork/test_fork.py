@@ -18,8 +18,10 @@ from slowness import scaled, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
+from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.device import binding
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
+from cluster_ddp.runtime.fork.forked_program import Target
 from cluster_ddp.slurm.variables import node_name
 
 pytestmark = pytest.mark.full
@@ -399,3 +401,8 @@ def test_a_rank_runs_on_its_cpus_with_threads_for_them(tmp_path: Path) -> None:
     taken = [json.loads(cpus) for cpus, _ in lines]
     assert sorted(cpu for share in taken for cpu in share) == sorted(os.sched_getaffinity(0))
     assert sum(int(threads) for _, threads in lines) == count
+
+
+def test_a_script_that_is_missing_is_named() -> None:
+    with pytest.raises(SpecError, match=r"(?s)'missing\.py' in each rank:.*there is no such file"):
+        Target.parse(["missing.py"])
