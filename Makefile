@@ -28,7 +28,7 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
 # Test processes that run side by side: more than cores, as tests of jobs on Slurm wait much.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 11 ? cores + 6 : 16)))
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 12 ? cores + 5 : 16)))
 PYTEST_OPTIONS = --dist=loadgroup --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS) --numprocesses=$(WORKERS)
 # Those without torch wait seldom: one process more than cores.

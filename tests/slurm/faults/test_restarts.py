@@ -37,7 +37,7 @@ def started(place: Place, uninterrupted: list[dict]) -> dict[str, Job]:
     (place.folder / "raises.py").write_text(RAISES)
     killed = [{"do": "kill", "rank": 0, "step": step, "start": number} for step, number in ((8, 0), (14, 2))]
     return {
-        "signals": launch(place, "--restarts", "9", nodes=1, env={"FAULTS": killed, "PACE_S": "0.2"}),
+        "signals": launch(place, "--restarts", "9", nodes=1, env={"FAULTS": killed, "PACE_S": "0.5"}),
         "stopped": launch(
             place,
             *SPARES,
