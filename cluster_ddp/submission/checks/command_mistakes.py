@@ -69,14 +69,14 @@ def advise(command: Sequence[str], grid: Container[str]) -> Iterator[Advice]:
         yield Advice("shell", f"{text}-- bash -o pipefail -c 'COMMAND'")  # else | has the status of its last program
 
 
-def check_launcher(command: Sequence[str], *, tasks: int, gpus: int | None, or_else: str = "") -> None:
+def check_launcher(command: Sequence[str], *, tasks: int, gpus: int | None, is_submission: bool = False) -> None:
     """Refuse a command that starts ranks itself. One task may start one a GPU, but not by Slurm's commands.
 
     Args:
         command: the command.
         tasks: number of tasks that run it.
         gpus: number of GPUs of a node; None if unknown.
-        or_else: what else helps, for the hint.
+        is_submission: whether options of `submit` help: the hint names them.
 
     Raises:
         SpecError: the command does.
@@ -87,12 +87,15 @@ def check_launcher(command: Sequence[str], *, tasks: int, gpus: int | None, or_e
     name, (does, instead) = launcher.split()[0], _LAUNCHERS[launcher]
     options = re.split(r"\.py\b|\s-m\s", " ".join(command).partition(name)[2])[0]  # up to its script or module
     number = re.search(_NUMBER_OF_RANKS, options)
-    size = f"--gpus-per-node {number[1]} " if tasks == 1 and number and int(number[1]) > (gpus or 0) else ""
+    ranks = int(number[1]) if number else 0
     if does == _STARTS_RANKS and tasks == 1:
-        if gpus is None or not size:
+        if gpus is None or ranks <= gpus:
             return
-        does = f"starts {number[1] if number else ''} ranks, and this job has {counted(gpus, 'GPU')}."
-    hint = f"{size}{instead.format(name)}{or_else}"
+        does = f"starts {ranks} ranks, and this job has {counted(gpus, 'GPU')}."
+    hint = instead.format(name)
+    if is_submission:
+        size = f"--gpus-per-node {ranks} " if tasks == 1 and ranks > (gpus or 0) else ""
+        hint = f"{size}{hint}; to submit it anyway: --accept {CODE}"
     raise SpecError(f"Running {shlex.join(command)}:", f"{name} {does.format(tasks)}", hint)
 
 

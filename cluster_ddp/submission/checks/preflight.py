@@ -47,9 +47,10 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     warnings = job_environment.check(plan.spec) + job_warnings.of_secrets(plan.spec)
     warnings += job_warnings.of_shared_runs(plan.folder.parent)
     if plan.function is None:
-        spec, hint = plan.spec, f"; to submit it anyway: --accept {command_mistakes.CODE}"
+        spec = plan.spec
         if command_mistakes.CODE not in accepted:
-            command_mistakes.check_launcher(spec.command, tasks=spec.world_size, gpus=spec.gpus_per_node, or_else=hint)
+            size = {"tasks": spec.world_size, "gpus": spec.gpus_per_node}
+            command_mistakes.check_launcher(spec.command, **size, is_submission=True)
         warnings += command_mistakes.check_program(plan.spec)
         warnings += training_script.check(plan.spec, _folder(plan), on_slurm=on_slurm)
     job_environment.check_packages(plan.spec)

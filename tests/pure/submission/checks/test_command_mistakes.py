@@ -18,7 +18,7 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
     spec = JobSpec(name="t", nodes=nodes, command=tuple(shlex.split(command)), **fields)  # type: ignore[arg-type]
     try:
         tasks = spec.nodes * spec.ranks_per_node
-        command_mistakes.check_launcher(spec.command, tasks=tasks, gpus=spec.gpus_per_node, or_else="; or else")
+        command_mistakes.check_launcher(spec.command, tasks=tasks, gpus=spec.gpus_per_node, is_submission=True)
     except SpecError as error:
         return error
     return None
@@ -66,7 +66,14 @@ def test_a_nested_launcher_is_refused_with_a_cure(command: str, launcher: str) -
     assert error.asked == f"Running {command}:"
     assert error.found.startswith(launcher)
     instead = WITHOUT if launcher in ALONE else f"--launcher torchrun {WITHOUT}"
-    assert error.hint == f"{instead.format(launcher)}; or else"
+    assert error.hint == f"{instead.format(launcher)}; to submit it anyway: --accept nested"
+
+
+@pytest.mark.parametrize("gpus", [None, 1])
+def test_launch_is_told_of_no_option_of_submit(gpus: int | None) -> None:
+    with pytest.raises(SpecError) as caught:
+        command_mistakes.check_launcher(("srun", "-n", "4", "t"), tasks=1, gpus=gpus)
+    assert caught.value.hint == WITHOUT.format("srun")
 
 
 @pytest.mark.parametrize(
