@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from slowness import scaled
@@ -45,6 +45,12 @@ def skip(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"in CI no Slurm test may skip: {reason}")
     pytest.skip(f"SLURM TEST SKIPPED: {reason}")
+
+
+def selected(request: pytest.FixtureRequest, name: str) -> list[Any]:
+    """The values of a parameter in the tests of this module that this session runs, such as with -k."""
+    items = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
+    return [item.callspec.params[name] for item in items if name in item.callspec.params]
 
 
 @dataclass(frozen=True)

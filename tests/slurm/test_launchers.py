@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chaos import faults
-from cluster import Cluster, Place
+from cluster import Cluster, Place, selected
 from launcher_contract import CHECKS, parameters, programs
 from launchers import ALL, Job, ancestry, name_of, play
 
@@ -124,10 +124,8 @@ def jobs(
     slurm: Cluster, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> dict[tuple[str, str], Job]:
     """The jobs of this session's tests, ended."""
-    items = [item.callspec.params for item in request.session.items if item.module is request.module]
-    asked = {
-        name: dict.fromkeys(CHECKS[one["check"]].job for one in items if one["launcher"] == name) for name in ORDER
-    }
+    pairs = [*zip(selected(request, "launcher"), selected(request, "check"))]
+    asked = {name: dict.fromkeys(CHECKS[check].job for launcher, check in pairs if launcher == name) for name in ORDER}
     folder = tmp_path_factory.mktemp("it's launched")
     programs(folder)
     place, queue = Place(slurm, folder), Queue(slurm)

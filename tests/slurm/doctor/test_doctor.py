@@ -21,7 +21,7 @@ from typing import Any
 
 import doctor_faults as faults
 import pytest
-from cluster import ROOT, Cluster, Place, output, sandbox_name, skip
+from cluster import ROOT, Cluster, Place, output, sandbox_name, selected, skip
 from doctor_faults import Fault, Variant
 from slowness import scaled, wait_until
 
@@ -170,12 +170,6 @@ def allocation(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     sandbox.down(name)
 
 
-def _selected(request: pytest.FixtureRequest, name: str) -> list[Any]:
-    """The values of a parameter in the tests of this session, such as with -k."""
-    specs = [getattr(item, "callspec", None) for item in request.session.items]
-    return [spec.params[name] for spec in specs if spec is not None and name in spec.params]
-
-
 @pytest.fixture(scope="module")
 def at_once(allocation: Allocation, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Said]]]:
     """The doctor with each fault that concerns one step only."""
@@ -186,7 +180,7 @@ def at_once(allocation: Allocation, request: pytest.FixtureRequest) -> Iterator[
         yield {
             fault.title: pool.submit(allocation.doctor, str(number), fault)
             for number, fault in enumerate(faults.AT_ONCE)
-            if fault in _selected(request, "fault")
+            if fault in selected(request, "fault")
         }
 
 
@@ -201,7 +195,7 @@ def healthy(
         yield {
             variant.title: pool.submit(allocation.healthy, f"healthy {number}", variant)
             for number, variant in enumerate(faults.HEALTHY)
-            if variant in _selected(request, "variant")
+            if variant in selected(request, "variant")
         }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from chaos import faults
-from cluster import Place, output
+from cluster import Place, output, selected
 from paced_run import PACED, TRAINING
 from restarting import Job, launch
 from slowness import scaled
@@ -73,9 +73,7 @@ def resuming(place: Place, started: dict[str, Job], request: pytest.FixtureReque
         "path": lambda: launch(place, *resume, nodes=1, sbatch=on_two, command=path, launcher="fork"),
         "init": lambda: launch(place, *from_resume, nodes=1, sbatch=of_array, command=init, launcher="srun"),
     }
-    specs = [getattr(item, "callspec", None) for item in request.session.items if item.module is request.module]
-    asked = {spec.params["name"] for spec in specs if spec is not None and "name" in spec.params}
-    return {name: begin() for name, begin in jobs.items() if name in asked}
+    return {name: begin() for name, begin in jobs.items() if name in selected(request, "name")}
 
 
 SICK_PYTHON = """#!/bin/bash
