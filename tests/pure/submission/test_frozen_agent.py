@@ -23,15 +23,14 @@ def pythons() -> dict[str, str]:
     found = {"this": sys.executable}
     for version in ("3.9", "3.6"):
         candidates = [
-            shutil.which(f"python{version}"),
             *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")),
+            shutil.which(f"python{version}"),  # maybe pyenv's script, which takes a quarter of a second
         ]
+        ask = ("-c", "import sys; print('%d.%d' % sys.version_info[:2])")
         for path in filter(None, candidates):
-            asked = subprocess.run(
-                [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True
-            )
-            if asked.stdout.decode().strip() == version:
+            if subprocess.run([path, *ask], capture_output=True, text=True).stdout.strip() == version:
                 found[version] = path
+                break
     return found
 
 
