@@ -80,10 +80,11 @@ test-gpu-nodes:  ## tests of 2 nodes with 8 GPUs each, in a Slurm allocation
 chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; over an hour)
 	PYTHONPATH=tests $(BIN)/python -m chaos --faults $(FAULTS) --seed $(SEED)
 
-check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the documentation
+check: $(VENV)/.installed  ## lint, format, types, imports, rendered jobs, links in the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/pure/test_architecture.py
 	$(BIN)/python scripts/render_jobs.py --check
 	$(BIN)/python scripts/doctor_table.py --check
 	$(BIN)/python scripts/check_links.py

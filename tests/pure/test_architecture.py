@@ -1,12 +1,10 @@
-"""The rules of the architecture that a machine can keep: who imports whom, and what an entry point may cost."""
+"""The rules of the architecture that a machine can keep: who imports whom, and sizes. In `make check`."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
-import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from cluster_ddp.submission.frozen import frozen_agent
 
 pytestmark = sources.TOGETHER
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
-TESTS = Path(__file__).parents[1]
 LEAVES = {
     *("argument_parser", "errors", "files", "ownership", "processes", "protocol", "run_files", "waiting_notice"),
     "_version",
@@ -142,39 +139,6 @@ def test_the_map_of_a_package_is_true(package: Path) -> None:
     assert listed | {"__init__", "__main__"} == there | {"__init__", "__main__"}
 
 
-def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
-    """pytest-xdist 3.8 loses the groups with pytest 9.2, in silence: each process then starts the jobs of all."""
-    text = "import os, pathlib, pytest\n@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('number', range(4))\n"
-    text += "def test_one(number):\n    pathlib.Path(os.environ['PYTEST_XDIST_WORKER']).touch()\n"
-    (tmp_path / "test_group.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "--dist=loadgroup", "-n2", "-p", "no:cacheprovider"]
-    subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
-    assert len(list(tmp_path.glob("gw*"))) == 1
-
-
-def test_make_test_has_what_documents_promise() -> None:
-    """What README and docs/faults.md name, by its whole name or its beginning, is not for `make test-all` only."""
-    promised = "".join((TESTS.parent / name).read_text() for name in ("README.md", "docs/faults.md"))
-    named = re.findall(r"`(?:tests/[\w/]*/)?(test_\w+)(?:\.py)?(…?)`", promised)
-    whole, beginnings = ({name for name, more in named if bool(more) == is_beginning} for is_beginning in (False, True))
-    later = []
-    for path in TESTS.rglob("test_*.py"):
-        module = ast.parse(path.read_text())
-        is_later = any(ast.unparse(node) == "pytestmark = pytest.mark.full" for node in module.body)
-        tests = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
-        later += [path.stem] if is_later else []
-        later += [
-            node.name for node in tests if is_later or "pytest.mark.full" in map(ast.unparse, node.decorator_list)
-        ]
-    assert [one for one in later if one in whole or one.startswith(tuple(beginnings))] == []
-
-
-def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:
-    folders = {path.parent for path in (TESTS / "ranks").rglob("test_*.py")} - {TESTS / "ranks"}
-    quick = [path for path in (TESTS / "ranks").rglob("test_*.py") if "mark.quick" in path.read_text()]
-    assert [folder for folder in folders if not any(folder in path.parents for path in quick)] == []
-
-
 def test_a_file_is_found_by_its_name() -> None:
     """No two modules have one name, but for those of verbs."""
     paths = [path for path in MODULES.values() if path.parent != PACKAGE / "cli" and path.stem[0] != "_"]
@@ -208,59 +172,3 @@ def test_slurm_and_the_agent_need_the_standard_library_only(package: str) -> Non
                 names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
                 tops = {name.split(".")[0] for name in names if name}
                 assert tops <= {*sys.stdlib_module_names, "cluster_ddp"}, module
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "import cluster_ddp",
-        "from cluster_ddp.cli.env import main; main([])",
-        "from cluster_ddp.submission.render import agent_options, render;"
-        "from cluster_ddp.submission.spec import JobSpec;"
-        "spec = JobSpec(name='x', command=('true',)); render(spec, agent_options(spec), source='')",
-        "from cluster_ddp.cli.launch import main; main(['--ranks', '2', '--dry-run', '--', 'python', '-V'])",
-        "from cluster_ddp.sandbox.__main__ import parser; parser()",
-        "import cluster_ddp.train",
-        "import cluster_ddp.cli.status",
-        "import cluster_ddp.cli.memory as m; m.parser()",
-        "import cluster_ddp.cli.export as e; e.parser()",
-        "from cluster_ddp.submit import main; main(['--nodes', '2', '--gpus-per-node', '2', '--dry-run'])",
-        "from cluster_ddp.submit import main; main(['--dry-run', '--array', 'a=0..9', '--', 'ls', '{a}'])",
-        "from cluster_ddp.submit import main;"
-        "main(['--dry-run', '--track', 'tensorboard', 'wandb', 'mlflow', '--', sys.executable, '-V'])",
-        "import contextlib\nwith contextlib.suppress(SystemExit): import cluster_ddp.submit as s; s.main(['--help'])",
-        "import cluster_ddp.train_options, cluster_ddp.mnist.idx_files",
-    ],
-)
-def test_light_entry_points_import_no_heavy_module(command: str) -> None:
-    heavy = ["torch", "torchvision", "numpy", "submitit", "pooch", "requests", "tensorboard", "wandb", "mlflow"]
-    check = f"import sys; {command}; sys.exit(' '.join(m for m in {heavy} if m in sys.modules) or 0)"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def _cpu_s_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-@pytest.mark.parametrize(
-    ("arguments", "limit"),
-    [
-        (("cluster_ddp.train", "--help"), 6),
-        (("cluster_ddp.submit", "--help"), 3),
-        (("cluster_ddp.submit", "--nodes", "2", "--gpus-per-node", "2", "--dry-run"), 3.5),
-    ],
-)
-def test_a_look_costs_no_more_than_a_few_imports(arguments: tuple[str, ...], limit: float) -> None:
-    """In units of the CPU time that importing argparse and jinja2 takes; the best of some rounds."""
-    imports, ours = ("-c", "import argparse, jinja2"), ("-m", *arguments)
-    best_s = {imports: float("inf"), ours: float("inf")}
-    for _ in range(40):
-        for command in best_s:
-            start_s = _cpu_s_of_children()
-            subprocess.run([sys.executable, *command], capture_output=True, check=True)
-            best_s[command] = min(best_s[command], _cpu_s_of_children() - start_s)
-        if best_s[ours] < limit * best_s[imports]:
-            return
-    raise AssertionError(best_s)

@@ -1,0 +1,44 @@
+"""The rules of the tests: who runs them, and in which process."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
+    """pytest-xdist 3.8 loses the groups with pytest 9.2, in silence: each process then starts the jobs of all."""
+    text = "import os, pathlib, pytest\n@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('number', range(4))\n"
+    text += "def test_one(number):\n    pathlib.Path(os.environ['PYTEST_XDIST_WORKER']).touch()\n"
+    (tmp_path / "test_group.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "--dist=loadgroup", "-n2", "-p", "no:cacheprovider"]
+    subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert len(list(tmp_path.glob("gw*"))) == 1
+
+
+def test_make_test_has_what_documents_promise() -> None:
+    """What README and docs/faults.md name, by its whole name or its beginning, is not for `make test-all` only."""
+    promised = "".join((TESTS.parent / name).read_text() for name in ("README.md", "docs/faults.md"))
+    named = re.findall(r"`(?:tests/[\w/]*/)?(test_\w+)(?:\.py)?(…?)`", promised)
+    whole, beginnings = ({name for name, more in named if bool(more) == is_beginning} for is_beginning in (False, True))
+    later = []
+    for path in TESTS.rglob("test_*.py"):
+        module = ast.parse(path.read_text())
+        is_later = any(ast.unparse(node) == "pytestmark = pytest.mark.full" for node in module.body)
+        tests = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+        later += [path.stem] if is_later else []
+        later += [
+            node.name for node in tests if is_later or "pytest.mark.full" in map(ast.unparse, node.decorator_list)
+        ]
+    assert [one for one in later if one in whole or one.startswith(tuple(beginnings))] == []
+
+
+def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:
+    folders = {path.parent for path in (TESTS / "ranks").rglob("test_*.py")} - {TESTS / "ranks"}
+    quick = [path for path in (TESTS / "ranks").rglob("test_*.py") if "mark.quick" in path.read_text()]
+    assert [folder for folder in folders if not any(folder in path.parents for path in quick)] == []
