@@ -64,7 +64,7 @@ def ranks(
 ) -> list[Outcome]:
     env = {"CLUSTER_DDP_RUN_DIR": str(folder), "CLUSTER_DDP_NOTES": str(folder), Env.HANG_RESTART_S: restart_s}
     steps = [slurm_step(rank, count, job_id=job_id, TIMEOUT_S=f"{scaled(timeout_s):g}", **env) for rank in range(count)]
-    return run_ranks(function, steps, folder, timeout_s=40, hanging=hanging)
+    return run_ranks(function, steps, folder, hanging=hanging)
 
 
 @pytest.fixture(scope="module")
