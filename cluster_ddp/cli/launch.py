@@ -24,7 +24,7 @@ from cluster_ddp.agent import launch_options, option_types
 from cluster_ddp.agent.__main__ import PROGRAM
 from cluster_ddp.agent.job import inherited_env, launch_job
 from cluster_ddp.agent.job.local_job import LocalJob
-from cluster_ddp.agent.job.slurm_job import Job
+from cluster_ddp.agent.job.slurm_job import SlurmJob
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task import rank_command
 from cluster_ddp.argument_parser import ASKED, Parser, joined, value_at
@@ -61,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
         _check_range(asked, env)
         check_restarts(asked)
         job = launch_job.job_of(asked, env)
-        ranks, gpus = (job.ranks, None) if isinstance(job, LocalJob) else (job.size.world_size, job.size.gpus_per_node)
-        command_mistakes.check_launcher(job.options.command, tasks=ranks, gpus=gpus)
+        size = job.size
+        command_mistakes.check_launcher(job.options.command, tasks=size.world_size, gpus=size.gpus_per_node)
         if not found.dry_run:
             _start_frozen(job)
             return launch_job.run(job)
@@ -135,7 +135,7 @@ def _check_range(asked: Options, env: Mapping[str, str]) -> None:
         raise SpecError(given, found, f"the range of the job: #SBATCH --nodes={asked.nodes}; or leave out --nodes")
 
 
-def _start_frozen(job: Job | LocalJob) -> None:
+def _start_frozen(job: SlurmJob | LocalJob) -> None:
     """If the agent is to run in a container, go on as the frozen one: the installed package is not in there."""
     asked = job.options
     image = asked.container_image or (asked.container if asked.launcher == "torchrun" else None)
@@ -152,9 +152,9 @@ def _start_frozen(job: Job | LocalJob) -> None:
     os.execv(sys.executable, [sys.executable, "-I", "-S", str(agent), "job", *launch_options.words(asked)])
 
 
-def preview(job: Job | LocalJob) -> str:
+def preview(job: SlurmJob | LocalJob) -> str:
     """Return what would be started, and the variables of rank 0. The secret is made at each start, and never shown."""
-    nodes, each = (1, job.ranks) if isinstance(job, LocalJob) else (job.size.nodes, job.size.ranks_per_node)
+    nodes, each = job.size.nodes, job.size.ranks_per_node
     where = "" if nodes == 1 else f" on {counted(nodes, 'node')}, {each} on each"
     place = {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", **job.added}
     shown = [*_SHOWN_FIRST, *sorted(name for name in place if name not in (*_SHOWN_FIRST, Env.SECRET))]
@@ -162,7 +162,7 @@ def preview(job: Job | LocalJob) -> str:
     lines = [f"{counted(nodes * each, 'rank')}{where}, {'each ' if is_alone else ''}started by", ""]
     lines += _wrapped(job.command())
     if job.options.launcher != "srun":
-        of_job = job.env if isinstance(job, Job) else os.environ
+        of_job = job.env if isinstance(job, SlurmJob) else os.environ
         in_task, _ = rank_command.launched(job.options, {**of_job, **place})
         lines += ["", "which runs on each node", "", *_wrapped(in_task)]
     lines += ["", "Beside the variables of this shell, rank 0 gets", ""]

@@ -15,7 +15,7 @@ from cluster_ddp import ownership, processes
 from cluster_ddp.agent import command_program, job_file
 from cluster_ddp.agent.job import chain, inherited_env, job_log
 from cluster_ddp.agent.job.local_job import LocalJob
-from cluster_ddp.agent.job.slurm_job import Job
+from cluster_ddp.agent.job.slurm_job import SlurmJob
 from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options
@@ -24,7 +24,7 @@ from cluster_ddp.files import make_dir
 from cluster_ddp.protocol import File
 
 
-def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
+def job_of(asked: Options, env: Mapping[str, str]) -> SlurmJob | LocalJob:
     """Return the job whose ranks are to be started.
 
     Args:
@@ -41,12 +41,12 @@ def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
         of_job = inherited_env.completed(env)
         if asked.chain is not None:
             of_job = chain.in_chain(asked.chain.split(), of_job)
-        return Job(asked, of_job, is_on_node="SLURMD_NODENAME" in env)
+        return SlurmJob(asked, of_job, is_on_node="SLURMD_NODENAME" in env)
     found = "this shell is not in a job of Slurm, and the number of ranks on this machine is not given."
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 
 
-def run(job: Job | LocalJob) -> int:
+def run(job: SlurmJob | LocalJob) -> int:
     """Start a job's ranks, and wait for their end. Returns the exit status.
 
     Raises:
@@ -55,11 +55,11 @@ def run(job: Job | LocalJob) -> int:
     """
     asked = job.options
     if job.folder is not None:
-        if isinstance(job, Job):
+        if isinstance(job, SlurmJob):
             _refuse_backslash(job.folder)
             _warn_of_array(asked.run_dir or "", job.env)
         make_run_dir(job.folder, shared=asked.share)
-        here = () if isinstance(job, Job) else (socket.gethostname(), processes.started(os.getpid()))
+        here = () if isinstance(job, SlurmJob) else (socket.gethostname(), processes.started(os.getpid()))
         job_file.complete(job.folder, JobFile(job.label, None, time.time(), *here), shared=asked.share)
         if asked.function:  # submitit's runner looks for a pickle with the job's id
             job_file.point(job.folder / f"{job.job}_submitted.pkl", job.folder / File.FUNCTION)
@@ -68,9 +68,9 @@ def run(job: Job | LocalJob) -> int:
     if asked.container is None and asked.container_image is None:
         hint = "start it in its folder; or sbatch --chdir=FOLDER SCRIPT"
         command_program.check_script(asked.command, Path.cwd(), hint)
-    if isinstance(job, Job) and (remark := gpu_remark(job.size, asked)):
+    if isinstance(job, SlurmJob) and (remark := gpu_remark(job.size, asked)):
         job_log.say(remark)
-    if isinstance(job, Job) and job.folder is not None and not _is_output_in(job.folder):
+    if isinstance(job, SlurmJob) and job.folder is not None and not _is_output_in(job.folder):
         logs = job.folder / File.TASK_LOG.format("*")
         job_log.say(f"The ranks write to {logs}; to read that: cluster-ddp logs {shlex.quote(str(job.folder))}")
     return job.run()

@@ -23,6 +23,7 @@ from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
+from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
@@ -41,10 +42,10 @@ class LocalJob:
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         assert options.ranks is not None
-        self.ranks, self.options = options.ranks, options
+        self.size, self.options = Shape(1, options.ranks, None, options.cpus_per_task), options
         self.label = self.job = str(os.getpid())
         self.folder = launch_env.run_dir(options, self.label)
-        self.added = {**launch_env.common(options, self.folder), **launch_env.on_this_machine(options, self.ranks, 0)}
+        self.added = launch_env.common(options, self.folder) | launch_env.on_this_machine(options, options.ranks, 0)
         """Variables that the ranks get beside those of this process."""
         self._env = dict(env)
         self._limit_s = float("inf") if options.time_limit_s is None else options.time_limit_s
@@ -90,9 +91,10 @@ class LocalJob:
 
     def _start(self, start: int) -> Outcome:
         """One start. Returns how it ended."""
-        reports = self._reports = TaskReports(self.options.launcher, self.ranks, self.folder)
+        ranks = self.size.world_size
+        reports = self._reports = TaskReports(self.options.launcher, ranks, self.folder)
         shared = launch_env.common(self.options, self.folder)
-        shared |= launch_env.on_this_machine(self.options, self.ranks, start)
+        shared |= launch_env.on_this_machine(self.options, ranks, start)
         listener, key = channel_server.listen_here(), Key.of_job(shared)
         with contextlib.closing(Server(listener, key, reports.hear, reports.gone)) as server:
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
@@ -100,7 +102,7 @@ class LocalJob:
             cancel = functools.partial(self._end, "CANCELLED")
             self._supervisor = Supervisor(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=cancel)
             self._state = ""
-            for rank in range(self.ranks if self.options.launcher == "srun" else 1):
+            for rank in range(ranks if self.options.launcher == "srun" else 1):
                 self._start_task(rank, env)
             self._deadline = time.monotonic() + self._limit_s
             self._warn_at = self._deadline - WARNING_S if self._limit_s > WARNING_S else float("inf")

@@ -21,7 +21,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import RESTART, Then
 
 
-class Job(JobSetup):
+class SlurmJob(JobSetup):
     """A job of Slurm, from one requeue to the next."""
 
     def run(self) -> int:

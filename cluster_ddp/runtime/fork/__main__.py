@@ -31,7 +31,7 @@ from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.device import binding
 from cluster_ddp.runtime.fork import forked_program
-from cluster_ddp.runtime.fork.forked_program import Target
+from cluster_ddp.runtime.fork.forked_program import ForkedProgram
 from cluster_ddp.runtime.fork.rank_environments import NodeRanks
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.slurm.variables import node_name
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     at = words.index("--") if "--" in words else len(words)
     arguments = _parser().parse_args(words[:at])
     with exit_on_error(PROGRAM):
-        target = Target.parse(words[at + 1 :])
+        program = ForkedProgram.parse(words[at + 1 :])
         node = NodeRanks.from_environ(os.environ, arguments.ranks)
         node.environ(0, os.getpid())  # report its errors once, not in each rank
         # They were ignored: importing this package has changed that. From here on, one that comes waits.
@@ -55,13 +55,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         signals.hold(signals.WARNINGS)
         if Env.NOTES in os.environ:  # started by an agent, which may be killed
             processes.end_with_parent(signal.SIGTERM, os.getppid())
-        target.prepare()
+        program.prepare()
         forked_program.load(os.environ.get(Env.PRELOAD, "").split())
     handlers = {number: signal.SIG_IGN if number in ignored else signal.SIG_DFL for number in signals.WARNINGS}
-    _fork(node, target, arguments.log_dir, handlers)
+    _fork(node, program, arguments.log_dir, handlers)
 
 
-def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mapping[signal.Signals, Any]) -> NoReturn:
+def _fork(
+    node: NodeRanks, program: ForkedProgram, log_dir: Path | None, handlers: Mapping[signal.Signals, Any]
+) -> NoReturn:
     client = Client.of_job(os.environ)
     ranks = [node.rank(local_rank) for local_rank in range(node.ranks)]
     client.say("hello", ranks=ranks, host=node_name(os.environ), task=None)
@@ -79,7 +81,7 @@ def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mappi
             processes.end_with_parent(signal.SIGKILL, parent)
             _become(node, local_rank, log_dir)
             signals.let_come()
-            process_exit.after(target.run, shared)
+            process_exit.after(program.run, shared)
         pids[rank] = pid
     notes = Notes(Path(os.environ.get(Env.NOTES) or os.devnull))
     world_size = node.num_nodes * node.ranks

@@ -127,7 +127,7 @@ def _check(forks: bool) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
+class ForkedProgram:
     """The script or module to run.
 
     runpy is not used: it removes the module from sys.modules["__main__"] before threads and exit handlers have ended,
@@ -142,7 +142,7 @@ class Target:
     """The words of sys.argv after the first."""
 
     @staticmethod
-    def parse(words: Sequence[str]) -> Target:
+    def parse(words: Sequence[str]) -> ForkedProgram:
         """Read the words after `python` on a command line: "script.py ARGUMENTS …" or "-m module ARGUMENTS …".
 
         Raises:
@@ -150,14 +150,14 @@ class Target:
         """
         match list(words):
             case ["-m", name, *arguments]:
-                return Target(name=name, is_module=True, arguments=tuple(arguments))
+                return ForkedProgram(name=name, is_module=True, arguments=tuple(arguments))
             case [name, *arguments] if not name.startswith("-"):
                 if not Path(name).is_file():
                     found = f"there is no such file in {Path.cwd()}."
                     raise SpecError(
                         f"Running {name!r} in each rank:", found, "paths are relative to the working folder"
                     )
-                return Target(name=name, is_module=False, arguments=tuple(arguments))
+                return ForkedProgram(name=name, is_module=False, arguments=tuple(arguments))
         found = "this is neither a script nor -m with a module."
         raise SpecError(
             f"Running {list(words)} in each rank:", found, "… -- script.py ARGUMENTS, or -- -m MODULE ARGUMENTS"

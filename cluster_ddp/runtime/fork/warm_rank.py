@@ -26,7 +26,7 @@ from cluster_ddp.agent.task.warm_process import READY
 from cluster_ddp.errors import ForkError, SpecError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.fork import forked_program
-from cluster_ddp.runtime.fork.forked_program import Target
+from cluster_ddp.runtime.fork.forked_program import ForkedProgram
 
 _MOST = 4096
 _FORKS = ["-m", "cluster_ddp.runtime.fork"]
@@ -52,9 +52,9 @@ def main() -> None:
     if said["words"][:2] != _FORKS:
         processes.rename(f"rank {os.environ['RANK']}")
         forked_program.set_blas_threads(len(os.sched_getaffinity(0)))
-    target = Target.parse(said["words"])
-    target.prepare()
-    target.run()
+    program = ForkedProgram.parse(said["words"])
+    program.prepare()
+    program.run()
 
 
 def _kill_first(score: str = "1000") -> str:
@@ -70,10 +70,10 @@ def _imported(words: Sequence[str]) -> str:
     """Import what a rank needs. Returns why that can't be, or would change what the rank does; empty if it is done."""
     forks = words[:2] == _FORKS
     try:
-        target = Target.parse(words[words.index("--") + 1 :] if forks else words)
-        if why := "" if target.is_module else _not_as_anew(Path(target.name)):
+        program = ForkedProgram.parse(words[words.index("--") + 1 :] if forks else words)
+        if why := "" if program.is_module else _not_as_anew(Path(program.name)):
             return why
-        target.prepare()  # its folder comes first where modules are looked for
+        program.prepare()  # its folder comes first where modules are looked for
         forked_program.load(os.environ.get(Env.PRELOAD, "").split(), forks=forks)
     except (ForkError, SpecError) as error:
         return error.found

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.runtime.fork import forked_program
-from cluster_ddp.runtime.fork.forked_program import Target
+from cluster_ddp.runtime.fork.forked_program import ForkedProgram
 
 _AT_ONCE = 4
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
@@ -38,7 +38,7 @@ class Case:
             if pid == 0:
                 os.setpgid(0, self.group)
                 _become(self.folder / f"{rank}.log", env)
-                target = Target(name=case["script"], is_module=False, arguments=())
+                target = ForkedProgram(name=case["script"], is_module=False, arguments=())
                 target.prepare()
                 target.run()
                 sys.exit(0)

@@ -21,7 +21,7 @@ from cluster_ddp.agent.outcome import End
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.device import binding
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
-from cluster_ddp.runtime.fork.forked_program import Target
+from cluster_ddp.runtime.fork.forked_program import ForkedProgram
 from cluster_ddp.slurm.variables import node_name
 
 pytestmark = pytest.mark.full
@@ -405,4 +405,4 @@ def test_a_rank_runs_on_its_cpus_with_threads_for_them(tmp_path: Path) -> None:
 
 def test_a_script_that_is_missing_is_named() -> None:
     with pytest.raises(SpecError, match=r"(?s)'missing\.py' in each rank:.*there is no such file"):
-        Target.parse(["missing.py"])
+        ForkedProgram.parse(["missing.py"])
