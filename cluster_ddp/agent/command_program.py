@@ -124,7 +124,7 @@ def check_script(command: Sequence[str], folder: Path, hint: str) -> None:
         hint = "jupyter nbconvert --to script NOTEBOOK; then: -- python SCRIPT"
     elif any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
         return
-    elif "{" not in script and not (folder / script).exists() and not (run.program == "shell" and shutil.which(script)):
+    elif not (folder / script).exists() and not (run.program == "shell" and shutil.which(script)):
         there = [path.name for path in folder.glob(f"*{Path(script).suffix}") if path.is_file()]
         found = f"there is no such file in {folder}.{nearest(script, there)}"
     if found:

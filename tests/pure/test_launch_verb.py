@@ -129,6 +129,7 @@ NESTED = "--launcher torchrun -- COMMAND (such as python SCRIPT), without torchr
         (["--ranks", "2", "--run-dir", "train it.py/x", *RUN], NO_JOB, "Not a directory: /", "--run-dir PATH"),
         (["--run-dir", "a\\b", *RUN], IN_A_JOB, "has a backslash", "--run-dir PATH, without one"),
         (["--ranks", "2", "--", "python", "-u", "no.py"], NO_JOB, "there is no such file in /", "in its folder"),
+        (["--ranks", "2", "--", "python", "no{x}.py"], NO_JOB, "there is no such file in /", "in its folder"),
         (["--", "env", "A=1", "python", "no.py"], IN_A_JOB, "there is no such file in /", "or sbatch --chdir="),
         ([*RUN], {**IN_A_JOB, "PATH": "/none"}, "srun is not on the PATH", "load Slurm's module again"),
         (["--ranks", "2", "--code", "gone", *RUN], NO_JOB, "No such file or directory", "ls -ld gone"),

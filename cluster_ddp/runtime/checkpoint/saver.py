@@ -59,7 +59,7 @@ class Saver:
     ) -> None:
         self.world, self.state, self.folder = state.world, state, folder
         self.run_dir, self._before_save, self._on_nan = run_dir, before_save, on_nan
-        self._has_told = False
+        self._has_told, self._skipped = False, -1
         self.saved: Place = (-1, -1)
         """The place of the last save that began."""
         self._saved_at_s = time.monotonic()
@@ -106,7 +106,8 @@ class Saver:
         write = write or has_failed
         self._saved_at_s = time.monotonic() if write else self._saved_at_s
         if is_busy:
-            if self.world.is_main and write:
+            if self.world.is_main and write and self._skipped != self.state.steps:
+                self._skipped = self.state.steps  # it may be tried again after the epoch
                 words = "The checkpoint before step %d is still being written; this one is skipped. (%s)"
                 log.warning(words, self.state.steps, writer.at_work())
             return

@@ -151,7 +151,8 @@ def check_program(spec: JobSpec) -> list[Advice]:
         if run.kind == "nothing" and run.program != "other":
             found = "it names no script, and a job has no terminal to read commands from."
             raise SpecError(f"Running {shlex.join(spec.command)}:", found, "-- python SCRIPT, or -- bash SCRIPT")
-        check_script(spec.command, Path.cwd(), "paths are relative to where you submit")
+        if not any("{" in word for word in run.words[:1]):  # a task of an array may fill it in
+            check_script(spec.command, Path.cwd(), "paths are relative to where you submit")
         return []
     asked = f"Running {program!r}:"
     for form, found, hint in _NO_PROGRAMS:
