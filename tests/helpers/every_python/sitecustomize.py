@@ -1,11 +1,10 @@
-"""What each Python that a test starts does first, for less CPU time: collect garbage seldom, link lazily, no tracer.
+"""What each Python that a test starts does first, for less CPU time: collect little garbage, link lazily, no tracer.
 
 Importing torch makes a million objects that stay; looking through them again and again is a quarter of the CPU time of
 a process that imports torch, takes a few steps and ends, and the tests start hundreds of those. Looking up all
 functions of torch's libraries before any is called (RTLD_NOW, which Python asks for) is an eighth of it.
 """
 
-import atexit
 import gc
 import os
 import sys
@@ -13,6 +12,5 @@ import sys
 import without_dynamo
 
 gc.set_threshold(1_000_000)
-atexit.register(gc.freeze)  # the last collection, which `gc.disable` does not prevent, finds nothing
 sys.setdlopenflags(os.RTLD_LAZY)
-without_dynamo.use()
+without_dynamo.use(gc.freeze)  # also the last collection, at the end of Python, leaves torch's objects out

@@ -100,7 +100,7 @@ def _not_loaded(module: ModuleType) -> None:
     module.MODULES = tuple(name for name in module.MODULES if name != _DYNAMO)  # type: ignore[attr-defined]
 
 
-_CHANGES = {
+_CHANGES: dict[str, Callable[[ModuleType], object]] = {
     "torch": _lazy_setting,
     "torch._compile": _lazy_compile,
     "torch.optim.optimizer": _lazy_optimizer,
@@ -131,6 +131,8 @@ class _Finder:
         return spec
 
 
-def use() -> None:
-    """Do so in this process."""
+def use(then: Callable[[], object]) -> None:
+    """Do so in this process; call `then` when torch is imported."""
+    change = _CHANGES["torch"]
+    _CHANGES["torch"] = lambda module: (change(module), then())
     sys.meta_path.insert(0, _Finder())
