@@ -205,4 +205,5 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _error(path: Path, found: str) -> RunDirError:
-    return RunDirError(f"Writing run directories into {path}:", f"{found}.", "choose another folder: --runs-dir PATH")
+    hint = "choose another folder: --runs-dir PATH, or --run-dir PATH"
+    return RunDirError(f"Writing run directories into {path}:", f"{found}.", hint)
