@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import sources
+
 TESTS = Path(__file__).parents[1]
 
 
@@ -28,9 +30,8 @@ def test_make_test_has_what_documents_promise() -> None:
     whole, beginnings = ({name for name, more in named if bool(more) == is_beginning} for is_beginning in (False, True))
     later = []
     for path in TESTS.rglob("test_*.py"):
-        module = ast.parse(path.read_text())
-        is_later = any(ast.unparse(node) == "pytestmark = pytest.mark.full" for node in module.body)
-        tests = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+        is_later = any(ast.unparse(node) == "pytestmark = pytest.mark.full" for node in sources.tree(path).body)
+        tests = [node for node in sources.nodes(path) if isinstance(node, ast.FunctionDef)]
         later += [path.stem] if is_later else []
         later += [
             node.name for node in tests if is_later or "pytest.mark.full" in map(ast.unparse, node.decorator_list)

@@ -284,7 +284,7 @@ def test_how_often_it_saves(
 def test_in_the_end_all_is_saved_however_slow_the_disk_is(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
-    """A save is skipped while the one before is written, and that is told once; the last one must not be."""
+    """A save is skipped while the one before is written, which is logged once; the last one must not be."""
     write = checkpoint_file.write
 
     def slowly(path: Path, state: Any) -> str:

@@ -38,9 +38,9 @@ class Case:
             if pid == 0:
                 os.setpgid(0, self.group)
                 _become(self.folder / f"{rank}.log", env)
-                target = ForkedProgram(name=case["script"], is_module=False, arguments=())
-                target.prepare()
-                target.run()
+                program = ForkedProgram(name=case["script"], is_module=False, arguments=())
+                program.prepare()
+                program.run()
                 sys.exit(0)
             self.group = self.group or pid
             with contextlib.suppress(OSError):  # whoever of both comes first
