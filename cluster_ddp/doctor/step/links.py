@@ -177,8 +177,8 @@ def _timed(connection: socket.socket, data: bytes) -> float:
 def _bandwidth(connection: socket.socket) -> tuple[float, float] | None:
     """Return the bytes per second, and what they were at most if nobody waited for a core.
 
-    They are medians of the pieces that arrived in the second half of the time: a link may let the first ones pass
-    quickly.
+    Of the second half of the time: a link may let the first pieces pass quickly. All of it counts, since one that drops
+    what is above its rate lets pieces pass quickly after each of its pauses.
     """
     arrived = [(time.monotonic(), 0)]
     with contextlib.suppress(OSError, EOFError):
@@ -186,12 +186,12 @@ def _bandwidth(connection: socket.socket) -> tuple[float, float] | None:
             theirs_ns = _send_piece(connection)
             arrived.append((time.monotonic(), theirs_ns + _waited_ns()))
     half = (arrived[0][0] + arrived[-1][0]) / 2
-    pairs = [(before, after) for before, after in itertools.pairwise(arrived[1:]) if after[0] > half]
-    if not pairs:
+    pieces = [(before, after) for before, after in itertools.pairwise(arrived[1:]) if after[0] > half]
+    if not pieces:
         return None
-    took = [end - start for (start, _), (end, _) in pairs]
-    at_least = [max(1e-6, end - start - (waited - earlier) / 1e9) for (start, earlier), (end, waited) in pairs]
-    return _CHUNK / statistics.median(took), _CHUNK / statistics.median(at_least)
+    ((start, earlier), _), (_, (end, waited)) = pieces[0], pieces[-1]
+    size, took = len(pieces) * _CHUNK, end - start
+    return size / took, size / max(1e-6, took - (waited - earlier) / 1e9)
 
 
 def _send_piece(connection: socket.socket) -> int:

@@ -13,13 +13,17 @@ import pytest
 from cluster_ddp.doctor.step import judgement, links
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> links.Link:
-    """A link whose pieces take so long, by a clock of its own."""
-    clock, each = SimpleNamespace(now=0.0), iter(seconds)
+def measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float], core_waits: Iterable[float] = itertools.repeat(0.0)
+) -> links.Link:
+    """A link whose pieces take so long, by a clock of its own; for a part the other end waits for a core."""
+    clock, each = SimpleNamespace(now=0.0, waited=0.0), zip(seconds, core_waits)
 
     def send_piece(connection: object) -> int:
-        clock.now += next(each)
-        return 0
+        took, waited = next(each)
+        clock.now += took
+        clock.waited += waited
+        return int(clock.waited * 1e9)
 
     monkeypatch.setattr(links, "_timed", lambda connection, data: 0.0001)
     monkeypatch.setattr(links, "_send_piece", send_piece)
@@ -32,21 +36,30 @@ def measured(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> links
         listener.close()
 
 
+BURSTS = [0.002, 0.3, 0.002]
+
+
 @pytest.mark.parametrize(
     ("seconds", "slow"),
     [
-        (itertools.cycle([0.002, 0.3, 0.002]), []),  # some pieces wait for a core that others compute on
         (itertools.cycle([0.02]), ["node1 -> node2 52 MB/s."]),
         (itertools.chain([0.02] * 51, itertools.cycle([0.002])), []),  # busy for a second
         # A policer lets a second's worth pass at once.
         (itertools.chain([0.004] * 10, itertools.cycle([0.4])), ["node1 -> node2 3 MB/s."]),
+        (itertools.cycle(BURSTS), ["node1 -> node2 10 MB/s."]),  # and some after each pause for what it dropped
     ],
-    ids=["busy cores", "slow", "slow for a second", "slow after a burst"],
+    ids=["slow", "slow for a second", "slow after a burst", "slow in bursts"],
 )
-def test_a_link_is_slow_by_most_of_its_pieces(
+def test_a_link_is_slow_by_what_passes_in_its_time(
     monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float], slow: list[str]
 ) -> None:
     assert [found.evidence for found in judgement.of_links([measured(monkeypatch, seconds)])] == slow
+
+
+def test_pieces_that_wait_for_a_core_make_no_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = measured(monkeypatch, itertools.cycle(BURSTS), itertools.cycle([0.0, 0.298, 0.0]))
+    assert not judgement.of_links([link])
+    assert link.bytes_per_s == pytest.approx(10e6, rel=0.1)
 
 
 SHARED_CORE = """

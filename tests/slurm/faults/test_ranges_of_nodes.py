@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def test_a_range_of_nodes_shrinks_when_one_is_lost_and_grows_by_a_requeue(
     said = job.completed(restarts=1)
     starts = [json.loads(line) for line in (job.path / File.STARTS).read_text().splitlines()]
     sizes = [(one["nodes"], one["ranks"], one["step"]) for one in starts if one["kind"] == "start"]
+    # A node that returns is told once more, within a minute, to kill step 0: by then perhaps that of the requeued job.
+    sizes = [next(equal) for _, equal in itertools.groupby(sizes, lambda size: size[:2])]
     assert [size[:2] for size in sizes] == [(3, 3), (2, 2), (3, 3)], said
     assert "Starting again in the allocation, on 2 nodes, from step-" in said
     undisturbed.completed(restarts=0)
