@@ -9,13 +9,13 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli.jobs_parser import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import find_runs, watch
+from cluster_ddp.jobs import find_runs, run_progress, watch
 from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.logs import PLAIN, LogReader
 from cluster_ddp.jobs.run_record import RunRecord
@@ -88,13 +88,25 @@ def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:
     """Names of the logs that were asked for; empty for all."""
     rank, each = arguments.rank, job.ranks // job.tasks
     if rank is None:
-        return () if arguments.all else PLAIN
+        return () if arguments.all else tuple(dict.fromkeys((*PLAIN, *_failed_first(job))))
     if not 0 <= rank < job.ranks:
         found = f"its ranks are 0 to {job.ranks - 1}."
         raise JobError(f"The log of rank {rank} of job {job.id}:", found, f"--rank {job.ranks - 1}, or --all")
-    task = rank * job.tasks // job.ranks
+    task = _task_of(rank, job)
     name = File.TASK_LOG.format(task)
     if each > 1:
         ranks = f"ranks {task * each} to {task * each + each - 1}"
         print(f"torchrun writes one log for a node: {name} is of {ranks}.", file=sys.stderr)
     return (name,)
+
+
+def _failed_first(job: Job) -> Iterator[str]:
+    """The log of the rank that failed first: a batch script of one's own has no log that ends with its error."""
+    ended = run_progress.outcome_of(job.run_dir)
+    first = None if ended is None or ended.requeued else ended.first
+    if first is not None and first.rank is not None and first.rank < job.ranks:
+        yield File.TASK_LOG.format(_task_of(first.rank, job))
+
+
+def _task_of(rank: int, job: Job) -> int:
+    return rank * job.tasks // job.ranks

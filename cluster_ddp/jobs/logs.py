@@ -24,7 +24,7 @@ _TORCHS_PREFIX = re.compile(r"\[rank(\d+)\]: ")
 class LogReader:
     """Shows the lines of a job's logs that are new since the last time. Of equal tracebacks, only the first is shown.
 
-    It reads the logs of these names, whose lines get no prefix; without names, all.
+    It reads the logs of these names; without names, all. One alone gets no prefix, nor do those of `PLAIN`.
     """
 
     def __init__(self, show: Callable[[str], None], job: Job, names: Collection[str] = ()) -> None:
@@ -42,7 +42,7 @@ class LogReader:
     def show_new(self, *, to_the_end: bool = False) -> None:
         """Show what is new. An unfinished line is shown once it is whole, or `to_the_end`."""
         for path in self.files():
-            prefix = "" if path.name in (self._names or PLAIN) else f"[{path.stem}] "
+            prefix = "" if path.name in PLAIN or len(self._names) == 1 else f"[{path.stem}] "
             for line in self._new_lines(path, to_the_end=to_the_end):
                 for folded in self._folded(path, line):
                     self._show(prefix + folded)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
+from cluster_ddp.agent import outcome
 from cluster_ddp.cli import cancel, logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
 from cluster_ddp.jobs import find_runs, run_record, watch
@@ -96,6 +97,16 @@ def test_the_logs_of_a_launch_are_read_in_its_run_directory(capsys, folder: Path
     assert shown(capsys, "my train-12", "--rank", "1") == ["one"]
     assert "submit did not start it" in refused(capsys, logs.main, "my train-12", "-f")
     assert "submit did not start it" in refused(capsys, cancel.main, "my train-12")
+
+
+@pytest.mark.parametrize(("rank", "requeued"), [(1, False), (1, True), (0, False), (7, False), (None, False)])
+def test_the_log_of_the_rank_that_failed_first_is_shown(capsys, folder: Path, rank: int | None, requeued: bool) -> None:
+    (run_dir := folder / "runs" / "train-3").mkdir(parents=True)
+    printed(run_dir, task_0="stopped: rank 1 on n1 failed (see its error).\n", task_1="its error\n")
+    failed = outcome.Failure(rank, "n1", 1, "ValueError: x")
+    outcome.write(run_dir, outcome.Outcome("3", 0, "FAILED", 1, failed, requeued=requeued))
+    more = ["[task-1] its error"] if (rank, requeued) == (1, False) else []
+    assert shown(capsys, str(run_dir)) == ["stopped: rank 1 on n1 failed (see its error).", *more]
 
 
 def test_a_silent_rank_is_said_to_be(capsys) -> None:
