@@ -45,8 +45,9 @@ test: $(VENV)/.installed  ## the tests of what README and docs/faults.md promise
 test-all: $(VENV)/.installed-interop  ## all tests: a newer Slurm, other libraries, rehearsals and whole trainings, too
 	$(PYTEST)
 
-# Its data files: those of processes that ran elsewhere, too.
+# Its data files: those of processes that ran elsewhere, too. Following each line makes all processes slower.
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
+coverage: export TESTS_SLOWNESS = 3
 coverage: $(VENV)/.installed-interop  ## all tests, and which lines of cluster_ddp/ they ran, in all their processes
 	rm -rf .coverage && mkdir .coverage
 	$(BIN)/python -m coverage run -m pytest $(PYTEST_OPTIONS) --numprocesses=$(WORKERS)

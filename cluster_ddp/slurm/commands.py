@@ -11,6 +11,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
@@ -40,6 +41,7 @@ def run(
         SlurmError: it isn't installed, failed (JobNotFoundError: job id invalid), or took longer than `timeout_s`.
     """
     asked, timeout_s = f"Running {' '.join(argv)}:", timeout_s or TIMEOUT_S
+    _check_configuration(asked, os.environ if env is None else env)
     try:
         done = _call(argv, env, text or "", timeout_s)
     except FileNotFoundError as error:
@@ -51,6 +53,15 @@ def run(
     if done.returncode != 0:
         raise _refused(asked, argv, done)
     return done.stderr if words_on_stderr else done.stdout
+
+
+def _check_configuration(asked: str, env: Mapping[str, str]) -> None:
+    """Slurm's commands wait a minute for a configuration file that is gone, such as that of a sandbox."""
+    path = env.get("SLURM_CONF")
+    with contextlib.suppress(PermissionError):
+        if path and not Path(path).exists():
+            hint = "unset SLURM_CONF, or give it the path of your cluster's slurm.conf"
+            raise SlurmError(asked, f"SLURM_CONF names a file that is not there: {path}", hint)
 
 
 def _call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_a_silent_controller_is_not_waited_for_for_ever(fake) -> None:
     fake("squeue", "exec /bin/sleep 30")
     with pytest.raises(SlurmError, match=r"no answer within 0\.2 s"):
         commands.run(["squeue"], timeout_s=0.2)
+
+
+def test_a_configuration_file_that_is_gone_is_not_waited_for(
+    fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake("squeue", "echo answer")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "it's gone"))
+    for env in (None, dict(os.environ)):
+        with pytest.raises(SlurmError, match=r"(?s)SLURM_CONF names a file that is not there: .*it's gone.*unset"):
+            commands.run(["squeue"], env=env)
+    assert commands.run(["squeue"], env={**os.environ, "SLURM_CONF": str(tmp_path)}) == "answer\n"
 
 
 def test_job_statuses_are_read_from_scontrol(fake) -> None:

@@ -131,16 +131,16 @@ def test_a_line_that_cannot_be_read_is_left_out(sinfo, other: str) -> None:
 def test_the_call(sinfo, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = sinfo(line())
     monkeypatch.setenv("SINFO_PARTITION", "debug")
-    monkeypatch.setenv("SLURM_CONF", "/etc/ours")
+    monkeypatch.setenv("SLURM_CONF", "/etc/hosts")
     options = ["--all", "--noheader", "--exact", "--noconvert", "--format=%P|%a|%T|%D|%c|%m|%l|%G"]
     read()
     environment = (folder / "environment").read_text()
-    assert "SLURM_CONF=/etc/ours" in environment
+    assert "SLURM_CONF=/etc/hosts" in environment
     assert "SINFO_" not in environment
     assert (folder / "arguments").read_text().splitlines() == options
-    read(cluster="two", env={"PATH": str(folder), "SLURM_CONF": "/etc/theirs", "SINFO_ALL": "1"})
+    read(cluster="two", env={"PATH": str(folder), "SLURM_CONF": "/etc/passwd", "SINFO_ALL": "1"})
     environment = (folder / "environment").read_text()
-    assert "SLURM_CONF=/etc/theirs" in environment
+    assert "SLURM_CONF=/etc/passwd" in environment
     assert "SINFO_" not in environment
     assert (folder / "arguments").read_text().splitlines() == [*options, "--clusters=two"]
 

@@ -230,12 +230,13 @@ def test_a_federations_cluster_is_remembered(fake_slurm: FakeSlurm) -> None:
 def test_nothing_of_a_job_leaks_into_the_new_one(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     leaks = ["SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_PARTITION", "SLURM_CPU_BIND", "SALLOC_QOS", "RANK", "MASTER_PORT"]
     leaks += ["TORCHELASTIC_RUN_ID", "SUBMITIT_EXECUTOR", "CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"]
-    for name in (*leaks, "SLURM_CONF", "MINE"):
+    for name in (*leaks, "MINE"):
         monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/hosts")
     submit()
     env = fake_slurm.env("sbatch")
     assert not set(leaks) & set(env)
-    assert (env["SLURM_CONF"], env["MINE"]) == ("1", "1")
+    assert (env["SLURM_CONF"], env["MINE"]) == ("/etc/hosts", "1")
 
 
 def test_outside_a_job_the_choice_of_gpus_is_the_users(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
