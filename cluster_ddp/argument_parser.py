@@ -151,6 +151,15 @@ def add_on(group: Any) -> None:
     group.add_argument("--on", metavar="HOST[:FOLDER]", help=text)
 
 
+def jobs_parser(program: str, description: str | None) -> Parser:
+    """Return the parser of a verb that reads run directories, with --runs-dir and --on."""
+    made = Parser(program, description=description)
+    folder = "folder of the run directories (default: runs)"
+    made.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="PATH", help=folder)
+    add_on(made)
+    return made
+
+
 def field_texts(fields: type) -> dict[str, str]:
     """Return the docstrings under a dataclass's fields."""
     import ast

@@ -133,6 +133,11 @@ def number(value: object, most: float = 1e12) -> float | None:
     return value if is_number and abs(value) < most else None  # type: ignore[arg-type, return-value]
 
 
+def is_count(value: object) -> bool:
+    """Return whether a value is a number of nodes, GPUs or CPUs, in a file that makes sense."""
+    return type(value) is int and 0 < value < 1_000_000
+
+
 def problem(path: Path) -> str:
     """Return why a file can't be read, in words; "" if it can, or is missing."""
     try:

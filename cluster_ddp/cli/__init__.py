@@ -12,8 +12,6 @@ export      a checkpoint's weights as a plain file for other tools
 fetch       copies run directories from a cluster that is reached by ssh
 completion  what lets bash or zsh complete command lines
 
-jobs_parser  the parser of the verbs that read run directories
-
 submit and train are at the top of the package, since they are also called as modules; doctor, scaling and sandbox are
 packages.
 """

@@ -5,12 +5,10 @@ JOB is a job id (12, or 12_3 for an array task; an array's id means all its task
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli.jobs_parser import jobs_parser
+from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import find_runs
 from cluster_ddp.jobs.find_runs import of_run
@@ -27,12 +25,11 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, find the jobs, cancel each. Returns the exit status."""
-    words = sys.argv[1:] if argv is None else argv
     with exit_on_error(PROGRAM):
-        arguments = parser().parse_args(words)
-        if (elsewhere := run_there("cancel", words)) is not None:
+        arguments = parser().parse_args(argv)
+        if (elsewhere := run_there("cancel", argv)) is not None:
             return elsewhere
         for word in arguments.jobs:
             print(_cancel(word, arguments.runs_dir))

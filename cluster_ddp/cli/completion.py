@@ -28,7 +28,7 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, print the script. Returns the exit status."""
     import shtab
 

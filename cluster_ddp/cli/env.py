@@ -29,7 +29,7 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, read the environment, print. Returns the exit status."""
     with exit_on_error(PROGRAM):
         arguments = parser().parse_args(argv)

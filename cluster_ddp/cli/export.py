@@ -31,7 +31,7 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, write the output, say where it comes from. Returns the exit status."""
     with exit_on_error(PROGRAM):
         asked = parser().parse_args(argv)

@@ -12,8 +12,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli.jobs_parser import jobs_parser
+from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error, printable
 from cluster_ddp.protocol import File
 from cluster_ddp.remote import project
@@ -33,7 +32,7 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, find the run directories there, copy them. Returns the exit status."""
     with exit_on_error(PROGRAM):
         arguments = parser().parse_args(argv)

@@ -49,7 +49,7 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, ask the cluster and the user, write the files. Returns the exit status."""
     with exit_on_error(PROGRAM):
         return _init(parser().parse_args(argv))
@@ -159,11 +159,8 @@ def _partitions_text(groups: Sequence[NodeGroup], partition: str | None) -> str:
 
 def _kind(group: NodeGroup) -> str:
     gpus = " and ".join(f"{count} {kind}" if kind else counted(count, "GPU") for kind, count in group.gpus.items())
-    return f"{gpus or 'no GPUs'}, {counted(group.cpus, 'CPU')}, {_mem(group.mem_mb)}"
-
-
-def _mem(mem_mb: int) -> str:
-    return f"{mem_mb // 1024}G of memory" if mem_mb >= 1024 else f"{mem_mb}M of memory"
+    mem = f"{group.mem_mb // 1024}G" if group.mem_mb >= 1024 else f"{group.mem_mb}M"
+    return f"{gpus or 'no GPUs'}, {counted(group.cpus, 'CPU')}, {mem} of memory"
 
 
 def _limit(group: NodeGroup) -> str:
@@ -171,11 +168,8 @@ def _limit(group: NodeGroup) -> str:
 
 
 def _account_text(accounts: Sequence[str], account: str | None) -> str:
-    known = (
-        f"# Your accounts: {', '.join(accounts)}."
-        if accounts
-        else "# The account to charge, if your cluster asks for one."
-    )
+    without = "# The account to charge, if your cluster asks for one."
+    known = f"# Your accounts: {', '.join(accounts)}." if accounts else without
     return "\n".join([known, _key("account", account, "my_project"), ""])
 
 

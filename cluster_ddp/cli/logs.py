@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli.jobs_parser import jobs_parser
+from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import find_runs, run_progress, watch
 from cluster_ddp.jobs.find_runs import of_run
@@ -40,12 +39,11 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, find the job, print its logs. Returns the exit status: with -f, the job's."""
-    words = sys.argv[1:] if argv is None else argv
     with exit_on_error(PROGRAM):
-        arguments = parser().parse_args(words)
-        if (elsewhere := run_there("logs", words)) is not None:
+        arguments = parser().parse_args(argv)
+        if (elsewhere := run_there("logs", argv)) is not None:
             return elsewhere
         job = of_run(_record(arguments.job, arguments.runs_dir), to_read=not arguments.follow)
         names, fit = _names(job, arguments), str if arguments.raw else printable_line

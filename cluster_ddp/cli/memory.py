@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.errors import ClusterDDPError, SpecError, exit_on_error, nearest
+from cluster_ddp.errors import ClusterDDPError, SpecError, aligned, exit_on_error, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, make the model of shapes only, print what it needs. Returns the exit status."""
     with exit_on_error(PROGRAM):
         asked = parser().parse_args(argv)
@@ -133,15 +133,10 @@ def _heading(words: str, groups: Sequence[Sequence[torch.nn.Parameter]], names: 
 
 
 def _table(needs: Sequence[Need], gpu_gb: float) -> list[str]:
-    heads = ["strategy", "parts", "weights", "gradients", "optimizer", "in flight", "sum", f"of {gpu_gb:g} GB"]
-    rows = [heads]
+    rows = [["strategy", "parts", "weights", "gradients", "optimizer", "in flight", "sum", f"of {gpu_gb:g} GB"]]
     for need in needs:
         parts = (need.weights, need.gradients, need.optimizer, need.in_flight, need.total)
         fits = "fits" if need.total <= gpu_gb * _GB else "does not fit"
         rows.append([need.strategy, str(need.shards), *(f"{part / _GB:.2f}" for part in parts), fits])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join(word.ljust(width) if at in (0, len(row) - 1) else word.rjust(width) for at, (word, width) in
-                  enumerate(zip(row, widths))).rstrip()
-        for row in rows
-    ]  # fmt: skip
+    words, figures = aligned(rows), aligned(rows, str.rjust)
+    return ["  ".join([left[0], *right[1:-1], left[-1]]).rstrip() for left, right in zip(words, figures)]

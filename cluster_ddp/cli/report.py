@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli.jobs_parser import jobs_parser
+from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
 from cluster_ddp.jobs import run_record
@@ -42,16 +40,15 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, read the runs, print their reports. Returns the exit status."""
-    words = sys.argv[1:] if argv is None else argv
     with exit_on_error(PROGRAM):
-        arguments = parser().parse_args(words)
+        arguments = parser().parse_args(argv)
         if arguments.html is not None and arguments.on:
             found_there = "the page would be written there, not here."
             hint = "fetch the runs, then report them here: cluster-ddp fetch --on HOST"
             raise SpecError(f"Writing {arguments.html} of runs on {arguments.on}:", found_there, hint)
-        if (elsewhere := run_there("report", words)) is not None:
+        if (elsewhere := run_there("report", argv)) is not None:
             return elsewhere
         if (folder := _folder(arguments)) is not None:
             runs = cost.of_folder(folder, arguments.since)

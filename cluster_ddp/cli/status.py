@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.agent.chain_file import in_words
-from cluster_ddp.argument_parser import Parser
-from cluster_ddp.cli.jobs_parser import jobs_parser
+from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import aligned, counted, exit_on_error, printable
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.status import RunStatus, run_statuses
@@ -52,12 +51,11 @@ def parser() -> Parser:
     return top
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Parse the options, look up the jobs, print the table. Returns the exit status."""
-    words = sys.argv[1:] if argv is None else argv
     with exit_on_error(PROGRAM):
-        arguments = parser().parse_args(words)
-        if (elsewhere := run_there("status", words)) is not None:
+        arguments = parser().parse_args(argv)
+        if (elsewhere := run_there("status", argv)) is not None:
             return elsewhere
         if arguments.watch:
             return _watch(arguments)

@@ -36,13 +36,9 @@ class Finding:
     host: str = ""
     """The host of those ranks, or the node that has the problem."""
 
-    def seen_by(self, rank: int, host: str) -> Finding:
-        """Return the same finding, with the rank that has it."""
-        return replace(self, ranks=(rank,), host=host)
-
-    def seen_on(self, host: str) -> Finding:
-        """Return the same finding, with the node that has it."""
-        return replace(self, host=host)
+    def seen_on(self, host: str, *ranks: int) -> Finding:
+        """Return the same finding, with the node that has it, and its ranks if it is a matter of ranks."""
+        return replace(self, host=host, ranks=ranks)
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Finding:

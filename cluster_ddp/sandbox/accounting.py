@@ -47,10 +47,7 @@ LogFile={folder}/log/slurmdbd.log
 
 
 def require(slurm: Path | None) -> None:
-    """Check that this machine has what the accounting needs.
-
-    Args:
-        slurm: the prefix of the sandbox's Slurm; None for the PATH's.
+    """Check that this machine has what the accounting needs. `slurm` is the prefix of its Slurm; None for the PATH's.
 
     Raises:
         SandboxError: a program is missing, or the Slurm is not the PATH's: slurmdbd must not be older than slurmctld.
@@ -99,9 +96,7 @@ def slurmdbd(layout: Layout) -> list[str]:
 def define(layout: Layout, env: dict[str, str]) -> None:
     """Make the cluster, the accounts, their users (root, and whoever has called sudo) and the QOS known.
 
-    Args:
-        layout: of the sandbox; slurmdbd is up, slurmctld not yet.
-        env: the environment of sacctmgr.
+    slurmdbd is up, slurmctld not yet. `env` is the environment of sacctmgr.
 
     Raises:
         SlurmError: sacctmgr failed.

@@ -99,11 +99,6 @@ def wait_until_usable(layout: Layout, nodes: Sequence[str], daemons: Sequence[Da
     A node that slurmctld calls idle may still refuse a launch with "Communication connection failure" (seen with
     22.05, just after its slurmd was started).
 
-    Args:
-        layout: of the sandbox.
-        nodes: their names.
-        daemons: those whose end is an error.
-
     Raises:
         SandboxError: one of `daemons` has ended, or it takes longer than `START_TIMEOUT_S`.
     """

@@ -36,10 +36,7 @@ def require_root() -> None:
 
 
 def require(slurm: Path | None = None) -> None:
-    """Check that this machine can run a sandbox.
-
-    Args:
-        slurm: the prefix of a Slurm that is not on the PATH.
+    """Check that this machine can run a sandbox, with the Slurm of a prefix or the PATH's.
 
     Raises:
         SandboxError: not root, or programs missing.

@@ -90,10 +90,7 @@ def slurm_version(layout: Layout) -> tuple[int, int]:
 def write(layout: Layout, slurm: Path | None, *, with_accounting: bool) -> None:
     """Write the sandbox's folder: configuration, dummy devices, and the folders that its daemons need.
 
-    Args:
-        layout: of the sandbox.
-        slurm: the prefix of its Slurm; None for the PATH's.
-        with_accounting: whether slurmctld uses slurmdbd.
+    `slurm` is the prefix of its Slurm; None for the PATH's.
     """
     folder = layout.folder
     if slurm is not None:
@@ -102,7 +99,7 @@ def write(layout: Layout, slurm: Path | None, *, with_accounting: bool) -> None:
         (folder / part).mkdir(parents=True, mode=0o755)
     conf = _slurm_conf(layout, with_accounting)
     layout.slurm_conf.write_text(conf)
-    (layout.folder / "slurmctld.conf").write_text(conf + _PATIENT)  # not for commands: they would wait as long
+    (folder / "slurmctld.conf").write_text(conf + _PATIENT)  # not for commands: they would wait as long
     layout.hosts.write_text(_hosts(layout))
     prolog = folder / "task_prolog"
     prolog.write_text(_TASK_PROLOG)

@@ -102,9 +102,8 @@ def tasks(site: Site, *, for_node: bool, **others: Task) -> dict[str, Task]:
 def _run(site: Site, checks: Sequence[Check]) -> Iterator[str | dict[str, Any]]:
     for one in checks:
         yield one.name
-        for found in one.run(site):
-            is_of_node = one.on == "node"
-            yield asdict(found.seen_on(site.host) if is_of_node else found.seen_by(site.topology.rank, site.host))
+        ranks = (site.topology.rank,) if one.on == "rank" else ()
+        yield from (asdict(found.seen_on(site.host, *ranks)) for found in one.run(site))
 
 
 def in_order(findings: Sequence[Finding]) -> list[Finding]:

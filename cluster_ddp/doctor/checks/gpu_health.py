@@ -21,9 +21,7 @@ def gpu_health(site: Site, nvml: Any = None) -> Iterator[Finding]:
     """Detect GPUs: fewer than Slurm gave, ECC errors, memory rows that can't be replaced, throttling, NVLinks that are
     down, others' processes, a driver older than torch's CUDA.
 
-    Args:
-        site: this node.
-        nvml: the module pynvml, or a stand-in.
+    `nvml` is the module pynvml, or a stand-in.
     """
     if not _has_nvidia_gpus(site):
         return

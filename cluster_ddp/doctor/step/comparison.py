@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster_ddp.doctor.findings import Finding, shown_ranks
@@ -35,7 +35,7 @@ def ended(rank: int, host: str, tier: str, *, accuses: bool) -> Finding:
         evidence=NO_ANSWER,
         hint=f"read that task's output{f'; leave the node out: --exclude={host}' if accuses else ''}",
         sick_nodes=(host,) if accuses else (),
-    ).seen_by(rank, host)
+    ).seen_on(host, rank)
 
 
 def missing(
@@ -80,16 +80,15 @@ def same_rank(twice: Mapping[int, Sequence[str]]) -> list[Finding]:
 
 def differences(topology: Topology, reports: Reports) -> list[Finding]:
     """Return what differs between ranks and must not."""
-    what = "{} is not the same on all ranks."
     # Where all have reached rank 0 nevertheless, a training will, too: two names of one host.
     are_apart = any(report.get("by") == "file" for report in reports.values())
     return [
-        *_unequal(reports, "master_variables", what, _variables_hint, error=are_apart),
+        *_unequal(reports, "master_variables", error=are_apart),
         *_same_address(reports),
         *_other_master(topology, reports),
-        *_unequal(reports, "versions", "Nodes run different versions of {}.", _versions_hint, error=True),
+        *_unequal(reports, "versions", error=True),
         *_data(reports),
-        *_unequal(reports, "variables", what, _variables_hint, error=False),
+        *_unequal(reports, "variables", error=False),
         *_same_gpu(reports),
         *_one_cpu(reports),
         *_clock(reports),
@@ -141,29 +140,26 @@ def _is_own(address: str) -> bool:
     return True
 
 
-def _versions_hint(name: str) -> str:
-    if name not in ("Python", "torch", "NCCL"):
-        return "give all nodes the same code: one shared folder, or cluster-ddp submit --snapshot"
-    return (
-        "use one environment on a shared file system, or cluster-ddp submit --stage-env; no modules that differ by node"
-    )
-
-
-def _variables_hint(name: str) -> str:
-    return f"set {name} once in the batch script, before srun; remove it from ~/.bashrc on those nodes"
-
-
-def _unequal(reports: Reports, check: str, what: str, hint: Callable[[str], str], *, error: bool) -> list[Finding]:
-    """Return which values of a fingerprint's dictionary differ between the ranks that have it."""
+def _unequal(reports: Reports, check: str, *, error: bool) -> list[Finding]:
+    """Return which versions or variables of the fingerprints differ between the ranks that have them."""
     known, found = _known(reports, check), []
     for name in sorted({name for one in known.values() for name in one}):
         values = {rank: one.get(name, "unset") for rank, one in known.items()}
-        if len(set(values.values())) > 1:
-            for rank, value in values.items():
-                evidence = f"{name} {value}" if check == "versions" else f"{name}={value}"
-                problem, host = what.format(name), reports[rank]["host"]
-                one = Finding(check=check, what=problem, evidence=evidence, hint=hint(name), is_warning=not error)
-                found.append(one.seen_on(host) if check == "versions" else one.seen_by(rank, host))
+        if len(set(values.values())) < 2:
+            continue
+        if is_version := check == "versions":
+            what = f"Nodes run different versions of {name}."
+            hint = "give all nodes the same code: one shared folder, or cluster-ddp submit --snapshot"
+            if name in ("Python", "torch", "NCCL"):
+                shared = "use one environment on a shared file system"
+                hint = f"{shared}, or cluster-ddp submit --stage-env; no modules that differ by node"
+        else:
+            what = f"{name} is not the same on all ranks."
+            hint = f"set {name} once in the batch script, before srun; remove it from ~/.bashrc on those nodes"
+        for rank, value in values.items():
+            evidence, ranks = (f"{name} {value}", ()) if is_version else (f"{name}={value}", (rank,))
+            one = Finding(check=check, what=what, evidence=evidence, hint=hint, is_warning=not error)
+            found.append(one.seen_on(reports[rank]["host"], *ranks))
     return found
 
 

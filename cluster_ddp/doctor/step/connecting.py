@@ -104,4 +104,4 @@ def no_way(rank: int, report: Mapping[str, Any], address: str) -> Finding:
         what=f"Ranks can't connect to rank 0's host, {address}: {kind}.",
         evidence=f"port {', '.join(f'{port}: {why}' for port, why in failures.items()) or 'unknown'}",
         hint=hints.get(kind, "set another MASTER_PORT, or unset it"),
-    ).seen_by(rank, report["host"])
+    ).seen_on(report["host"], rank)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.doctor.step.collective_tests import SIZES
+from cluster_ddp.doctor.step.comparison import Reports
 from cluster_ddp.doctor.step.connecting import REFUSED, UNREACHED_HINTS
 from cluster_ddp.doctor.step.links import LARGE, LARGE_S, LOSSY, SLOW_BYTES_PER_S, Link
 
@@ -33,9 +33,6 @@ _TRAINING_FAILED = {
     ),
     "gradients": ("A step of DDP fails.", "read the error; try the same on one node"),
 }
-
-Reports = Mapping[int, Mapping[str, Any]]
-"""Rank -> its report of a tier, with its host."""
 
 
 def of_links(links: Sequence[Link]) -> list[Finding]:
@@ -112,7 +109,7 @@ def not_shared(answers: Reports, run_dir: Path | None) -> list[Finding]:
             what="The run directory is not the same folder on all nodes.",
             evidence=f"{run_dir} lacks there the file that rank 0 has just made",
             hint="name a folder on a file system that all nodes share, not /tmp: --runs-dir PATH",
-        ).seen_by(rank, answer["host"])
+        ).seen_on(answer["host"], rank)
         for rank, answer in sorted(answers.items())
         if answer["sees"] is False
     ]
@@ -126,12 +123,12 @@ def of_imports(reports: Reports) -> list[Finding]:
         if failure is not None:
             what, hint = "torch can't be imported.", "repair the environment there: python -c 'import torch'"
             one = Finding(check="torch_import", what=what, evidence=failure[:300], hint=hint, sick_nodes=(host,))
-            found.append(one.seen_by(rank, host))
+            found.append(one.seen_on(host, rank))
         elif seconds > _SLOW_IMPORT_S:
             what = "Importing torch is slow."
             hint = "let the nodes import from their own disks: cluster-ddp submit --stage-env"
             one = Finding(check="torch_import", what=what, evidence=f"{seconds:.0f} s", hint=hint, is_warning=True)
-            found.append(one.seen_by(rank, host))
+            found.append(one.seen_on(host, rank))
     return found
 
 
@@ -147,7 +144,7 @@ def _failures(reports: Reports) -> list[Finding]:
     first = min((order.index(one["failed_in"]) for one in broken.values()), default=0)
     check, (what, hint) = order[first], _TRAINING_FAILED[order[first]]
     return [
-        Finding(check=check, what=what, evidence=one["failure"], hint=hint).seen_by(rank, one["host"])
+        Finding(check=check, what=what, evidence=one["failure"], hint=hint).seen_on(one["host"], rank)
         for rank, one in broken.items()
         if one["failed_in"] == check
     ]
@@ -157,7 +154,7 @@ def _wrong_sums(reports: Reports) -> list[Finding]:
     what = "An all-reduce gives a wrong sum."
     hint = "a network card, a GPU or its driver is broken: leave nodes out one by one, --exclude=NODE; tell your site"
     return [
-        Finding(check="all_reduce", what=what, evidence=", ".join(one["wrong"]), hint=hint).seen_by(rank, one["host"])
+        Finding(check="all_reduce", what=what, evidence=", ".join(one["wrong"]), hint=hint).seen_on(one["host"], rank)
         for rank, one in reports.items()
         if one.get("wrong")
     ]
@@ -175,7 +172,7 @@ def _gradients(reports: Reports) -> list[Finding]:
         for rank, value in values.items()
         if value != usual or are_two
     }
-    return [one.seen_by(rank, reports[rank]["host"]) for rank, one in found.items()]
+    return [one.seen_on(reports[rank]["host"], rank) for rank, one in found.items()]
 
 
 def _stragglers(reports: Reports) -> list[Finding]:
@@ -193,7 +190,7 @@ def _stragglers(reports: Reports) -> list[Finding]:
                 is_warning=True,
                 sick_nodes=(host,),
             )
-            found.append(one.seen_by(rank, host))
+            found.append(one.seen_on(host, rank))
     return found
 
 

@@ -91,15 +91,11 @@ class Leader(Rank):
             for (rank, _), one in zip(firsts, nexts)
         }
         token = self._token()
-        answers = self._answers("network", plan=plan, token=None if token is None else str(token))
+        answers, found = self._answers("network", plan=plan, token=None if token is None else str(token))
         if token is not None:
             token.unlink(missing_ok=True)
         found_links = [Link(**link) for one in answers.values() for link in one["links"]]
-        found = [
-            *self._without_answer("network", self._reports, answers),
-            *judgement.of_links(found_links),
-            *judgement.not_shared(answers, self.options.run_dir),
-        ]
+        found += judgement.of_links(found_links) + judgement.not_shared(answers, self.options.run_dir)
         return found, judgement.shown_slowest(found_links)
 
     def _token(self) -> Path | None:
@@ -113,29 +109,27 @@ class Leader(Rank):
 
     def _imports(self) -> tuple[list[Finding], str]:
         """Tier 3, begun: torch."""
-        answers = self._answers("import")
-        return [*self._without_answer("import", self._reports, answers), *judgement.of_imports(answers)], ""
+        answers, found = self._answers("import")
+        return found + judgement.of_imports(answers), ""
 
     def _training(self) -> tuple[list[Finding], str]:
         """Tiers 3 and 4: collectives, and a step of DDP."""
-        answers = self._answers("training")
-        found = [*self._without_answer("training", self._reports, answers), *judgement.of_training(answers)]
-        return found, judgement.shown_all_reduces(answers)
+        answers, found = self._answers("training")
+        return found + judgement.of_training(answers), judgement.shown_all_reduces(answers)
 
-    def _answers(self, tier: str, **fields: object) -> dict[int, Message]:
-        """Let all ranks do a tier. Returns their answers. Says on stderr which ranks are slow to import torch."""
+    def _answers(self, tier: str, **fields: object) -> tuple[dict[int, Message], list[Finding]]:
+        """Let all ranks do a tier. Returns their answers, and findings of those that did not answer.
+
+        Says on stderr which ranks are slow to import torch.
+        """
         self._server.tell(tier, **fields)
         self._server.put(self.answer({"kind": tier, **fields}))
-        size, waited_s = self.identity.world_size, 0
-        if tier != "import":
-            return self._server.gather(tier, size, TIER_S[tier])
-        while True:
-            answers = self._server.gather(tier, size, _SAID_EVERY_S)
-            waited_s += _SAID_EVERY_S
-            absent = [rank for rank in range(size) if rank not in answers]
-            if self._server.closed.issuperset(absent) or waited_s >= TIER_S[tier]:
-                return answers
+        size, step_s = self.identity.world_size, _SAID_EVERY_S if tier == "import" else TIER_S[tier]
+        answers, waited_s = self._server.gather(tier, size, step_s), step_s
+        while waited_s < TIER_S[tier] and (absent := {*range(size)} - answers.keys() - self._server.closed):
             print(f"Waiting for {shown_ranks(absent)} to import torch ({waited_s} s) …", file=sys.stderr, flush=True)
+            answers, waited_s = self._server.gather(tier, size, step_s), waited_s + step_s
+        return answers, self._without_answer(tier, self._reports, answers)
 
     def _without_answer(self, tier: str, here: Mapping[int, Message], answers: Mapping[int, Message]) -> list[Finding]:
         """Return the ranks of `here` that have not answered in a tier, and whether that may be their nodes' fault."""

@@ -149,7 +149,7 @@ class Rank:
         for group, result in results.items():
             own += all_checks.broken_off(group, result, identity.host, limit_s)
         facts = dict(results.pop("facts", all_checks.Result([])).items)
-        found = [one.seen_by(identity.rank, identity.host) for one in own]
+        found = [one.seen_on(identity.host, identity.rank) for one in own]
         found += [Finding.from_json(value) for result in results.values() for value in result.items]
         self.report = self.message(
             "nodes",

@@ -18,7 +18,7 @@ from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.training_stats import Start, Training
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File
-from cluster_ddp.run_files import json_lines, number
+from cluster_ddp.run_files import is_count, json_lines, number
 from cluster_ddp.slurm.job_status import FINAL_STATES, elapsed_s
 
 KINDS = ("starts", "steps", "spares", "saves")
@@ -27,7 +27,6 @@ began: imports, rendezvous, loading. steps: after the newest checkpoint of a sta
 waited. saves: they held up the steps."""
 
 _SAMPLES = 16 << 20  # bytes of a node's, of two days
-_MOST = 1_000_000  # of nodes or GPUs, in a file that makes sense
 _NEVER = float("inf")
 
 
@@ -112,26 +111,22 @@ def _allocations(run_dir: Path) -> list[_Allocation]:
         if at is None:
             continue
         one = found[-1] if found and found[-1].over is None else None
-        if kind == "start" and _is_count(record.get("nodes")) and _is_count(record.get("training")):
+        if kind == "start" and is_count(record.get("nodes")) and is_count(record.get("training")):
             key, gpus = (record.get("job"), record.get("requeue")), record.get("gpus")
             if one is None or one.key != key:
                 at = max(at, (found[-1].over or at) if found else at)  # a batch script may launch several times
-                one = _Allocation(key=key, gpus=gpus if _is_count(gpus) else None)
+                one = _Allocation(key=key, gpus=gpus if is_count(gpus) else None)
                 found.append(one)
             one.starts.append(_Ranks(since=at))
             one.add(at, record["nodes"], record["training"])
         elif one is not None:
-            if kind == "nodes" and _is_count(record.get("nodes")):
+            if kind == "nodes" and is_count(record.get("nodes")):
                 one.add(at, record["nodes"], one.had[-1][2])
             if kind in ("end", "over") and (start := one.starts[-1]).until is None:
                 start.until, start.state, start.saved = at, record.get("state"), number(record.get("saved")) or 0.0
             if kind == "over":
                 one.over = max(at, one.since)
     return found
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 < value < _MOST
 
 
 def _add_ends(found: Sequence[_Allocation], run_dir: Path, notes: Sequence[Mapping[str, Any]]) -> None:

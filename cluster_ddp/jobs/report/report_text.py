@@ -26,23 +26,22 @@ def as_text(found: Report) -> str:
     status = found.status
     lines = [f"{status.name}, {f'job {status.job}' if status.job else 'no job'}: {status.state}"]
     lines += [f"  Job {status.earlier} was resumed as this one."] if status.earlier else []
-    lines += [f"  Run directory: {status.run_dir}"] if status.run_dir else []
-    lines += [f"  Size: {found.size}"] if found.size else []
-    lines += [f"  Ranks: {found.ranks_over_time}"] if found.ranks_over_time else []
-    if status.elapsed:
-        limit = f" of {found.asked['time']}" if found.asked.get("time") else ""
-        lines += [f"  Time: {', '.join(filter(None, (f'{status.elapsed}{limit}', found.started_again)))}"]
-    lines += [f"  Spare: {found.spares}"] if found.spares else []
+    limit = f" of {found.asked['time']}" if found.asked.get("time") else ""
     trained = run_progress.in_words(asdict(status), "epoch", "loss", "accuracy", "samples_per_s")
     if found.training.waiting_for_data is not None and not found.training.parts:
         trained.append(f"waited for data {100 * found.training.waiting_for_data:.0f} % of the time")
-    if trained:
-        lines += [f"  Training: {', '.join(trained)}"]
-    if found.printed:
-        values = [f"{name} {one[0]:.6g} … {one[-1]:.6g} ({len(one)})" for name, one in found.printed.items()]
-        lines += [f"  Printed, first … last (how many): {', '.join(values)}"]
-    if found.training.step_s is not None:
-        lines += [f"  Step: {_step(found.training)}"]
+    printed = [f"{name} {one[0]:.6g} … {one[-1]:.6g} ({len(one)})" for name, one in found.printed.items()]
+    facts = {
+        "Run directory": status.run_dir,
+        "Size": found.size,
+        "Ranks": found.ranks_over_time,
+        "Time": ", ".join(filter(None, (f"{status.elapsed}{limit}", found.started_again))) if status.elapsed else "",
+        "Spare": found.spares,
+        "Training": ", ".join(trained),
+        "Printed, first … last (how many)": ", ".join(printed),
+        "Step": _step(found.training),
+    }
+    lines += [f"  {name}: {fact}" for name, fact in facts.items() if fact]
     if len(found.training.starts) > 1:
         lines += ["  Starts:", *(f"    {_start(one)}" for one in found.training.starts)]
     if found.failures:
@@ -61,11 +60,12 @@ def as_text(found: Report) -> str:
 
 
 def _step(found: Training) -> str:
-    step_s = found.step_s or 1.0
-    parts = [f"{name.removesuffix('_s')} {100 * value / step_s:.0f} %" for name, value in found.parts.items()]
+    if not found.step_s:
+        return ""
+    parts = [f"{name.removesuffix('_s')} {100 * value / found.step_s:.0f} %" for name, value in found.parts.items()]
     if found.lacks_communication:
         parts.append("communication not measured")
-    return f"{1000 * step_s:.3g} ms: {', '.join(parts)}"
+    return f"{1000 * found.step_s:.3g} ms: {', '.join(parts)}"
 
 
 def _start(start: Start) -> str:

@@ -21,12 +21,11 @@ from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
 from cluster_ddp.jobs.run_progress import Failure
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File
-from cluster_ddp.run_files import read_json
+from cluster_ddp.run_files import is_count, read_json
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.validation import mebibytes, seconds
 
 _GIB = 1 << 30
-_MOST = 1_000_000  # of nodes, GPUs or CPUs, in a file that makes sense
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,20 +151,16 @@ def _asked(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     found = {name: spec.get(name, 1) for name in ("nodes", "gpus_per_node", "gpus_per_task")}
-    if not all(map(_is_count, found.values())):
+    if not all(map(is_count, found.values())):
         return {}
-    found |= {name: spec[name] for name in ("spare_nodes", "max_nodes") if _is_count(spec.get(name))}
-    found["cpus_per_task"] = spec["cpus_per_task"] if _is_count(spec.get("cpus_per_task")) else None
+    found |= {name: spec[name] for name in ("spare_nodes", "max_nodes") if is_count(spec.get(name))}
+    found["cpus_per_task"] = spec["cpus_per_task"] if is_count(spec.get("cpus_per_task")) else None
     limit, mem = spec.get("time"), spec.get("mem")
     with suppress(SpecError):
         found |= {"time": limit} if limit and seconds(limit) else {}
     with suppress(ValueError, KeyError, AttributeError):
         found |= {"mem": mem} if mem and mebibytes(mem) >= 0 else {}
     return found
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and 0 < value < _MOST
 
 
 def bars(found: Report) -> list[tuple[str, float | None, str]]:

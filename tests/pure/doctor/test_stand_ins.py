@@ -233,7 +233,7 @@ def test_a_rank_that_computes_wrongly_or_slowly(fields: dict[str, Any], check: s
 def test_findings_of_several_ranks_are_merged() -> None:
     def one(rank: int, evidence: str, *, is_warning: bool = False) -> Finding:
         found = Finding(check="a", what="Bad.", evidence=evidence, hint="h", is_warning=is_warning)
-        return found.seen_by(rank, HOSTS[rank])
+        return found.seen_on(HOSTS[rank], rank)
 
     errors = merged([one(0, "w", is_warning=True), one(0, "x"), one(1, "x"), one(2, "y"), one(3, "x")])
     assert [found.is_warning for found in errors] == [False, True]

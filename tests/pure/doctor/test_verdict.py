@@ -77,7 +77,7 @@ def test_what_all_nodes_have_excludes_none(tmp_path: Path) -> None:
 
 
 def test_what_ranks_have_is_said_once_after_several_tiers() -> None:
-    made = verdict(*(SLOW.seen_by(rank, "node1") for rank in range(2)))
+    made = verdict(*(SLOW.seen_on("node1", rank) for rank in range(2)))
     for tier in ("network", "training"):
-        made.add(tier, 0.5, [SLOW.seen_by(2, "node2")] if tier == "network" else [])
+        made.add(tier, 0.5, [SLOW.seen_on("node2", 2)] if tier == "network" else [])
     assert [one.evidence for one in made.findings] == ["ranks 0-2 (node1, node2): 9 MB/s."]
