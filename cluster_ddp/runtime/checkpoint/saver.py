@@ -89,10 +89,6 @@ class Saver:
         """Seconds since the last save, or since the start."""
         return time.monotonic() - self._saved_at_s
 
-    def check(self) -> None:
-        """Raise what a write in the background has raised, such as that another job has taken the run directory."""
-        self.folder.writer.check()
-
     def save(self, *, write: bool = True) -> None:
         """Copy the state and write it in the background, or only copy it.
 
@@ -152,7 +148,7 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until all that write have written everything or give up, without a time limit."""
-        while any(self._of_writers(not self.folder.writer.wait(_REPORT_EVERY_S) and not self.folder.is_stuck())):
+        while any(self._of_writers(not self.folder.writer.wait(_REPORT_EVERY_S) and not self.folder.writer.is_stuck())):
             self.folder.writer.tell_if_slow()
 
     def _of_writers(self, *flags: bool) -> list[bool]:
