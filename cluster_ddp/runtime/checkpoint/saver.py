@@ -165,7 +165,7 @@ class Saver:
         if self.state.is_sharded:
             self._writes += 1
             token = f"{self._token}-{self._writes}"  # what a rank told of another try is not taken for this one's
-            shards = ShardSave(self.world, self.state.shard, self._writers, token, self._tell_non_finite)
+            shards = ShardSave(self.world, self.state.host_copy.shard, self._writers, token, self._tell_non_finite)
         first = functools.partial(self._is_left_out, shards)
         self.folder.save(self.state.steps, self._copied, first=first, shards=shards, best=best)
 
@@ -223,7 +223,7 @@ class Saver:
 
     def _agreed_on(self, error: str) -> str:
         """Return why a rank could not copy its part, if one could not. Notes which ranks have pieces to write."""
-        ranks = self.world.gather((error, bool(self.state.shard.pieces), os.urandom(4).hex()))
+        ranks = self.world.gather((error, bool(self.state.host_copy.shard.pieces), os.urandom(4).hex()))
         self._writers = [rank for rank, (_, has_pieces, _) in enumerate(ranks) if has_pieces]
         self._token = ranks[0][2]
         return next(filter(None, (one for one, _, _ in ranks)), "")
