@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from cluster_ddp import processes
 from cluster_ddp.protocol import Env
@@ -118,8 +117,6 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()

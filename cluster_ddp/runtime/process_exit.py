@@ -103,14 +103,11 @@ def _flush_files() -> None:
 
 def _is_output_written() -> bool:
     """Flush stdout and stderr. Returns whether both could be."""
-    is_written = [_is_written(stream) for stream in (sys.stdout, sys.stderr)]  # both are flushed
-    return all(is_written)
-
-
-def _is_written(stream: object) -> bool:
-    try:
-        if stream is not None and not stream.closed:  # type: ignore[attr-defined]  # a script may set its own
-            stream.flush()  # type: ignore[attr-defined]
-    except Exception:
-        return False
-    return True
+    is_written = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:  # of any kind: a script may set its own stream
+            is_written = False
+    return is_written

@@ -32,16 +32,10 @@ _DUPLICATE = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
 
 before_leaving: list[Callable[[], object]] = []
 """Functions that `leave` calls first, in reverse order; see `World.before_leaving`."""
-
-
 _further: list[dist.ProcessGroup] = []
 """Groups of some of the ranks, of `limit`."""
-_store: dist.Store | None = None
-
-
-def ranks_store() -> dist.Store | None:
-    """Return the store that the ranks share, which rank 0 serves; None before they have met, and once they part."""
-    return _store
+ranks_store: dist.Store | None = None
+"""The store that the ranks share, which rank 0 serves; None before they have met, and once they part."""
 
 
 def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout_s: float) -> None:
@@ -52,8 +46,8 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
     Raises:
         DeviceError: two ranks have the same GPU.
     """
-    global _store
-    _store = store
+    global ranks_store
+    ranks_store = store
     before_leaving.clear()
     _further.clear()
     on_gpu = device.type == "cuda"
@@ -167,8 +161,8 @@ def barrier() -> None:
 
 def leave() -> None:
     """End the process group together with all other ranks. The device must have done its work."""
-    global _store
-    _store = None
+    global ranks_store
+    ranks_store = None
     time.sleep(_GLOO_SETTLES_S)
     while before_leaving:
         try:
@@ -185,8 +179,8 @@ def abort(device: torch.device) -> bool:
     Returns:
         Whether it has ended. If not, NCCL waits for ranks that will never come, and Python would wait for it at exit.
     """
-    global _store
-    _store = None
+    global ranks_store
+    ranks_store = None
     if not dist.is_initialized():  # the script has ended it
         return True
     if device.type != "cuda":

@@ -25,6 +25,5 @@ class WithWorld:
             return self.function(world, **values)
 
     def __repr__(self) -> str:
-        return (
-            f"{getattr(self.function, '__module__', '')}.{getattr(self.function, '__qualname__', self.function)}(world)"
-        )
+        function = self.function
+        return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}(world)"

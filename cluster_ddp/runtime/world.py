@@ -75,7 +75,7 @@ class World(Models, WorldData):
 
         When another rank fails, a rank with unfinished work is ended: the work may be a collective that waits forever.
         """
-        interruptible_wait.watch(stream)
+        interruptible_wait.watched.append(stream)
 
     def before_leaving(self, function: Callable[[], object]) -> None:
         """Call a function when all ranks leave the world, before the process group ends. Last in, first out.

@@ -13,7 +13,7 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -141,23 +141,26 @@ def release(tensor: torch.Tensor) -> None:
 
 
 def not_as_chosen(path: Path, chosen: str) -> str | None:
-    """Return why this node does not see the file that rank 0 has chosen, by its SHA-256; None if it does.
+    """Return why this node does not see the file that rank 0 has chosen, by its SHA-256; None if it does, in time."""
 
-    Waits up to a minute, since network file systems show a file to other nodes late.
-    """
-    deadline = time.monotonic() + VISIBLE_WITHIN_S
-    while True:
+    def complaint() -> str | None:
         try:
-            if (found := digest(path)) == chosen:
-                return None
-            complaint = f"here its SHA-256 is {found[:12]}…, on rank 0 {chosen[:12]}…"
+            found = digest(path)
         except OSError as error:
-            complaint = f"here it can't be read: {error.strerror}"
+            return f"here it can't be read: {error.strerror}"
         except DamagedError as error:
-            complaint = str(error)
-        if time.monotonic() > deadline:
-            return complaint
+            return str(error)
+        return None if found == chosen else f"here its SHA-256 is {found[:12]}…, on rank 0 {chosen[:12]}…"
+
+    return once_visible(complaint)
+
+
+def once_visible(complaint: Callable[[], str | None]) -> str | None:
+    """Return what a look at another node's file complains of; None once it complains of nothing, within a minute."""
+    deadline = time.monotonic() + VISIBLE_WITHIN_S
+    while (found := complaint()) and time.monotonic() <= deadline:
         time.sleep(0.5)
+    return found
 
 
 class _Hashing:

@@ -83,9 +83,8 @@ def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     lines = []
     before, now = saved["saved_by"]["world_size"], ours["saved_by"]["world_size"]
     if before != now:
-        lines.append(
-            f"{now} ranks instead of {before}: same weights and place in the data, new streams of random numbers"
-        )
+        same = "same weights and place in the data, new streams of random numbers"
+        lines.append(f"{now} ranks instead of {before}: {same}")
     for theirs, shard in zip(saved["shards"], ours["shards"], strict=True):
         before, now = theirs["global_batch"], shard["global_batch"]
         if before != now:

@@ -214,9 +214,8 @@ def _appearing(output: Path) -> Iterator[Path]:
         temporary.rename(output)
         sync_folder(output.parent)
     except Exception as error:  # each library has its own for a full disk
-        found = next(
-            (one for one in (error, error.__context__) if isinstance(one, OSError)), None
-        )  # torch.save hides it
+        # torch.save hides it.
+        found = next((one for one in (error, error.__context__) if isinstance(one, OSError)), None)
         if found is None and type(error).__name__ != "SafetensorError":
             raise
         words = str(error) if found is None else found.strerror or str(found)

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +30,6 @@ _NAME = re.compile(r"step-(\d+)\.pt")
 REFUSED = "The checkpoint %s %s: %s."
 
 
-@dataclass(frozen=True)
-class _Save:
-    """A checkpoint to write; see `CheckpointFolder.save`."""
-
-    path: Path
-    state: Mapping[str, Any]
-    first: Callable[[], object]
-    shards: ShardSave | None = None
-    """Of a sharded state."""
-    best: str | None = None
-    """The name of the value that is the best one, if it is; else this is one more step's."""
-
-
 class CheckpointFolder:
     """The newest `keep` checkpoints of a run, by step. The folder is made with the first one."""
 
@@ -56,7 +42,8 @@ class CheckpointFolder:
         self._best: dict[str, float] = {}
         self.failure = ""
         """Why the last save failed, in words; empty if it did not."""
-        self._last: _Save | None = None  # which `finish` tries again if it has failed
+        # The last write, and its path, which `finish` tries again if it has failed.
+        self._last: tuple[Path, Callable[[], None]] | None = None
         self._has_ended = False  # the training: from then on `finish` reports failures, not `_write`
 
     def files(self) -> list[Path]:
@@ -98,12 +85,12 @@ class CheckpointFolder:
         it returns True, the state is left out. `writer` raises its RunDirError and NonFiniteError. A `best` one
         replaces the one before.
         """
-        path = self.path / f"step-{step:08}.pt"
+        path, name = self.path / f"step-{step:08}.pt", None
         if best is not None:
             name, value = best
             self._best[name] = value
             path, state = self._best_path(name), {**state, "best": {name: value}}
-        self._begin(_Save(path, state, first, shards, best and best[0]))
+        self._begin(path, functools.partial(self._carry_out, path, state, first, shards, name))
 
     def best(self, name: str) -> float | None:
         """Return the value of the best checkpoint by that name; None without one. A damaged one is logged."""
@@ -129,54 +116,59 @@ class CheckpointFolder:
             if self._last is None:
                 raise CheckpointError("Saving the end of the training:", self.failure, "see the errors above")
             self._has_ended = True
-            self._begin(self._last)
+            self._begin(*self._last)
         if not self.writer.wait(timeout_s):
             return f"still being written: {self.writer.at_work()}"
         return self.failure or None
 
-    def is_stuck(self) -> bool:
-        """Return whether a save takes so long that it is given up (`background_writer.PATIENCE_S`)."""
-        return self.writer.is_stuck()
-
     def _best_path(self, name: str) -> Path:
         return self.path / f"best-{name}.pt"
 
-    def _begin(self, save: _Save) -> None:
-        self._last = save
-        self.writer.begin(save.path, functools.partial(self._carry_out, save))
+    def _begin(self, path: Path, write: Callable[[], None]) -> None:
+        self._last = path, write
+        self.writer.begin(path, write)
 
-    def _carry_out(self, save: _Save) -> None:
-        """Write a checkpoint, in the background."""
-        is_written = self._write(save)
-        if is_written and save.best is None:
-            self._note_newest(save.path)
-        if not is_written and save.best is not None:
-            self._best.pop(save.best, None)
+    def _carry_out(
+        self,
+        path: Path,
+        state: Mapping[str, Any],
+        first: Callable[[], object],
+        shards: ShardSave | None,
+        best: str | None,
+    ) -> None:
+        """Write a checkpoint, in the background: one more step's, or the best one by that name."""
+        is_written = self._write(path, state, first, shards)
+        if is_written and best is None:
+            self._note_newest(path)
+        if not is_written and best is not None:
+            self._best.pop(best, None)
         if not self.failure:
             self._last = None  # it refers to the state, and `first` to all that the training has
         reserve_descriptors()
 
-    def _write(self, save: _Save) -> bool:
+    def _write(
+        self, path: Path, state: Mapping[str, Any], first: Callable[[], object], shards: ShardSave | None
+    ) -> bool:
         """Write a checkpoint, or this rank's part of it. Returns whether the checkpoint is written."""
         try:
-            if save.first():
+            if first():
                 self.failure = ""  # a retry would be left out, too
                 return False
             if not self.path.is_dir():
                 ensure_dir(self.path)
                 sync_folder(self.path.parent)
-            if save.shards is None:
-                checkpoint_file.write(save.path, save.state)
-            is_written = save.shards is None or save.shards.write(save.path, save.state)
+            if shards is None:
+                checkpoint_file.write(path, state)
+            is_written = shards is None or shards.write(path, state)
         except (RunDirError, NonFiniteError):
             raise
         except Exception as error:  # of any kind: training matters more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
-            self.failure = f"{save.path} is not saved: {words}; {last}"
-            if not self._has_ended and (save.shards is None or save.shards.is_main):  # the others tell rank 0
-                then = last if save.shards and save.shards.is_last else f"Training continues; {last}"
-                log.error("Saving the checkpoint %s failed: %s. %s.", save.path, words, then)
+            self.failure = f"{path} is not saved: {words}; {last}"
+            if not self._has_ended and (shards is None or shards.is_main):  # the others tell rank 0
+                then = last if shards and shards.is_last else f"Training continues; {last}"
+                log.error("Saving the checkpoint %s failed: %s. %s.", path, words, then)
             return False
         self.failure = ""
         return is_written

@@ -81,8 +81,7 @@ class HostCopy:
     def _source(self, tensor: torch.Tensor) -> tuple[_Memory | None, torch.Tensor]:
         """The memory that a tensor is copied to, None for no copy; and this rank's part of it."""
         if is_sharded(tensor):
-            local = local_part(tensor)
-            return (self._shard if is_written_here(tensor) else None), local
+            return (self._shard if is_written_here(tensor) else None), local_part(tensor)
         return (self._whole if self._is_whole_kept else None), tensor
 
     def _copy(self, tensor: torch.Tensor, name: str) -> torch.Tensor:

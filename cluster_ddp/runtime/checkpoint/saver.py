@@ -89,10 +89,6 @@ class Saver:
         """Seconds since the last save, or since the start."""
         return time.monotonic() - self._saved_at_s
 
-    def check(self) -> None:
-        """Raise what a write in the background has raised, such as that another job has taken the run directory."""
-        self.folder.writer.check()
-
     def save(self, *, write: bool = True) -> None:
         """Copy the state and write it in the background, or only copy it.
 
@@ -152,7 +148,7 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until all that write have written everything or give up, without a time limit."""
-        while any(self._of_writers(not self.folder.writer.wait(_REPORT_EVERY_S) and not self.folder.is_stuck())):
+        while any(self._of_writers(not self.folder.writer.wait(_REPORT_EVERY_S) and not self.folder.writer.is_stuck())):
             self.folder.writer.tell_if_slow()
 
     def _of_writers(self, *flags: bool) -> list[bool]:
@@ -169,7 +165,7 @@ class Saver:
         if self.state.is_sharded:
             self._writes += 1
             token = f"{self._token}-{self._writes}"  # what a rank told of another try is not taken for this one's
-            shards = ShardSave(self.world, self.state.shard, self._writers, token, self._tell_non_finite)
+            shards = ShardSave(self.world, self.state.host_copy.shard, self._writers, token, self._tell_non_finite)
         first = functools.partial(self._is_left_out, shards)
         self.folder.save(self.state.steps, self._copied, first=first, shards=shards, best=best)
 
@@ -227,7 +223,7 @@ class Saver:
 
     def _agreed_on(self, error: str) -> str:
         """Return why a rank could not copy its part, if one could not. Notes which ranks have pieces to write."""
-        ranks = self.world.gather((error, bool(self.state.shard.pieces), os.urandom(4).hex()))
+        ranks = self.world.gather((error, bool(self.state.host_copy.shard.pieces), os.urandom(4).hex()))
         self._writers = [rank for rank, (_, has_pieces, _) in enumerate(ranks) if has_pieces]
         self._token = ranks[0][2]
         return next(filter(None, (one for one, _, _ in ranks)), "")

@@ -20,7 +20,7 @@ from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
 from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.model.ddp import unwrapped
-from cluster_ddp.runtime.model.dtensor_pieces import LocalShard, content
+from cluster_ddp.runtime.model.dtensor_pieces import content
 from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.world import World
 
@@ -66,7 +66,7 @@ class TrainingState:
             if isinstance(part, _WITH_SETTINGS)
         }
         self._rng: Callable[[], object] | None = None  # loads that of random numbers
-        self._host_copy = HostCopy(world.device, whole=world.is_main)
+        self.host_copy = HostCopy(world.device, whole=world.is_main)
         self.sharded = resharding.check(world, self._parts, self._states())  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
         if self._is_copied_here:
@@ -82,11 +82,6 @@ class TrainingState:
     def _is_copied_here(self) -> bool:
         return self.world.is_main or self.is_sharded
 
-    @property
-    def shard(self) -> LocalShard:
-        """What this rank's shard file has of the last copy."""
-        return self._host_copy.shard
-
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the current epoch, from 0, which shuffles the data."""
         self.epoch = epoch
@@ -96,7 +91,7 @@ class TrainingState:
     def reserve(self) -> None:
         """Allocate the memory for copies of the current state, so that no save has to."""
         if self._is_copied_here:
-            self._host_copy.reserve(self._states(), PARTS)
+            self.host_copy.reserve(self._states(), PARTS)
 
     def gather(self) -> list[dict[str, Any]] | None:
         """Return the states that differ between ranks, in order, on rank 0; None on other ranks. A collective."""
@@ -119,7 +114,7 @@ class TrainingState:
         copied = {
             **self._frame(),
             **more,
-            "parts": self._host_copy.of(self._states(), PARTS),
+            "parts": self.host_copy.of(self._states(), PARTS),
             "ranks": with_tensors(ranks, "state['ranks']", lambda tensor, _: tensor),
         }
         self.world.synchronize()

@@ -38,9 +38,8 @@ class StepBoundary:
         self.keeps_best = False
         """Whether the state after an epoch's last batch may become the best one."""
         self._trained: Place = (-1, -1)  # where the last batch of an epoch was last seen
-        self._is_training = any(
-            shard.is_at_end for shard in self._state.shards
-        )  # perhaps only the code after the last batch remains
+        # Perhaps only the code after the last batch remains.
+        self._is_training = any(shard.is_at_end for shard in self._state.shards)
         self._steps_at_start = self._run_dir.steps = last_progress.steps = self._state.steps
         watch_time_limit(stop_flag, self.world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
@@ -142,7 +141,7 @@ class StepBoundary:
 
     def _flags(self) -> tuple[bool, bool]:
         """Whether to stop; and whether a save every so many minutes is due, by rank 0's clock."""
-        self._saver.check()
+        self._saver.folder.writer.check()  # such as that another job has taken the run directory
         minutes_are_over = self.world.is_main and self._interval.is_over(self._saver.age_s)
         return self._stop_flag.is_set(), minutes_are_over
 

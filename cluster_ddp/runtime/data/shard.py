@@ -210,7 +210,9 @@ class Shard(TrainingData):
     @property
     def loss_scale(self) -> float:
         """Multiply this batch's mean loss by it to weight all samples of the update, on all ranks, equally."""
-        self.check_begun("loss_scale")
+        if not self._update_samples:
+            hint = "read it in the loop, for each batch: their sizes differ"
+            raise DataError("Reading shard.loss_scale:", "no batch was taken yet.", hint)
         return len(range(self._batch[0] + self.batches.rank, self._batch[1], self._world_size)) / self.mean_batch
 
     @property

@@ -93,11 +93,10 @@ class Stream(TrainingData):
         mine: Mapping[str, Any] | None = of_ranks[0]  # with split="items" all are the same
         if self.split == "own":
             like = of_ranks[self._rank % len(of_ranks)]  # ranks may have different numbers of CPUs, and so of readers
-            before = len(of_ranks), like["readers"]
-            is_same = before == (self._world_size, self._places.readers)
-            if not is_same and place["step"] and not place["is_at_end"]:
-                raise _other_shares(before, (self._world_size, self._places.readers))
-            mine = of_ranks[self._rank] if is_same else None  # an epoch begins with any number
+            before, now = (len(of_ranks), like["readers"]), (self._world_size, self._places.readers)
+            if before != now and place["step"] and not place["is_at_end"]:
+                raise _other_shares(before, now)
+            mine = of_ranks[self._rank] if before == now else None  # an epoch begins with any number
         self._places.load(mine)
         self._epoch, self.size, self._is_at_end = epoch, place["last_size"], place["is_at_end"]
         self.step, self.seen = place["step"] - 1, place["seen"]

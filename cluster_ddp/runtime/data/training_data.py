@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cluster_ddp.errors import DataError, SpecError
+from cluster_ddp.errors import SpecError
 
 log = logging.getLogger("cluster_ddp")
 
@@ -102,12 +102,6 @@ class TrainingData(ABC):
     def waiting_for_data(self) -> float:
         """The part of the time since this pass began that this rank has waited for batches: 0 to 1."""
         return min(1.0, self.waited_s / max(time.monotonic() - self.began_s, 1e-9))
-
-    def check_begun(self, name: str) -> None:
-        """Raise DataError if there is no batch yet whose figure of that name could be read."""
-        if not self._update_samples:
-            hint = "read it in the loop, for each batch: their sizes differ"
-            raise DataError(f"Reading shard.{name}:", "no batch was taken yet.", hint)
 
     def check_step(self, *, told: bool) -> None:
         """Look at whether a step of the training may end after this batch; what looks wrong is logged if `told`.

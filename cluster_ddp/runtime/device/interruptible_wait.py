@@ -15,7 +15,8 @@ import torch
 # A log line waits for a few steps. The pauses must add little to that, and polling must need little CPU time.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
 
-_watched: list[torch.cuda.Stream] = []
+watched: list[torch.cuda.Stream] = []
+"""Streams that `is_busy` looks at, too; see `World.watch_stream`."""
 
 
 class DeviceTimeoutError(RuntimeError):
@@ -60,14 +61,9 @@ def is_broken(device: torch.device) -> bool:
     return False
 
 
-def watch(stream: torch.cuda.Stream) -> None:
-    """Let `is_busy` look at this stream, too; see `World.watch_stream`."""
-    _watched.append(stream)
-
-
 def is_busy(device: torch.device) -> bool:
     """Return whether a device has unfinished work on its default stream or a watched one. Callable from any thread."""
     try:
-        return not all(stream.query() for stream in (torch.cuda.default_stream(device), *_watched))
+        return not all(stream.query() for stream in (torch.cuda.default_stream(device), *watched))
     except RuntimeError:  # after an error of the device every call fails
         return True

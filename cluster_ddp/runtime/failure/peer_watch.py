@@ -18,7 +18,6 @@ _EVERY_S = 1.0
 _EVERY_S_PER_RANK = 1e-3
 # How long the rank's own Python code has to notice the failure of another rank and end.
 _GRACE_S = 5.0
-_EXIT_STATUS = 1
 
 
 class PeerWatch:
@@ -79,7 +78,7 @@ class PeerWatch:
             return
         self._reporter.say(words or self._reporter.answer(), consequence=True)
         self._reporter.linger()
-        process_exit.now(_EXIT_STATUS)
+        process_exit.now(1)
 
     def _end_for(self, error: Exception) -> None:
         """Report this rank's own error, unless its own code does, once it next waits for its device."""
@@ -88,4 +87,4 @@ class PeerWatch:
             if self._is_busy():  # with a collective that will never end
                 self._reporter.report(error)
                 self._reporter.linger()
-                process_exit.now(_EXIT_STATUS)
+                process_exit.now(1)

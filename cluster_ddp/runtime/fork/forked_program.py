@@ -153,15 +153,11 @@ class ForkedProgram:
                 return ForkedProgram(name=name, is_module=True, arguments=tuple(arguments))
             case [name, *arguments] if not name.startswith("-"):
                 if not Path(name).is_file():
-                    found = f"there is no such file in {Path.cwd()}."
-                    raise SpecError(
-                        f"Running {name!r} in each rank:", found, "paths are relative to the working folder"
-                    )
+                    found, hint = f"there is no such file in {Path.cwd()}.", "paths are relative to the working folder"
+                    raise SpecError(f"Running {name!r} in each rank:", found, hint)
                 return ForkedProgram(name=name, is_module=False, arguments=tuple(arguments))
-        found = "this is neither a script nor -m with a module."
-        raise SpecError(
-            f"Running {list(words)} in each rank:", found, "… -- script.py ARGUMENTS, or -- -m MODULE ARGUMENTS"
-        )
+        asked, found = f"Running {list(words)} in each rank:", "this is neither a script nor -m with a module."
+        raise SpecError(asked, found, "… -- script.py ARGUMENTS, or -- -m MODULE ARGUMENTS")
 
     def prepare(self) -> None:
         """Set sys.argv, and for a script the first entry of sys.path, as `python` would."""

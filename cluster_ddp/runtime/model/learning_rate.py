@@ -32,9 +32,8 @@ def lr_scale(world: World, per_gpu_batch: int, base_batch: int, rule: Rule = "li
     """
     for name, value in (("per_gpu_batch", per_gpu_batch), ("base_batch", base_batch)):
         if value < 1:
-            raise SpecError(
-                f"Scaling the learning rate with {name}={value}:", "a batch has 1 or more samples.", f"{name}=64"
-            )
+            asked = f"Scaling the learning rate with {name}={value}:"
+            raise SpecError(asked, "a batch has 1 or more samples.", f"{name}=64")
     ratio = world.world_size * per_gpu_batch / base_batch
     if rule == "linear":
         return ratio

@@ -99,6 +99,7 @@ class Sampler:
             memory.append(self._source.memory_bytes())
         used_s = max(0.0, self._source.cpu_s() - cpu_s)
         seconds = max(time.monotonic() - start_s, 1e-3)
+        shared = self._gpus.shared() if self._gpus else []
         received, sent = (max(0, now - before) / seconds for now, before in zip(_network_bytes(), network))
         return {
             "time": round(time.time(), 1),
@@ -110,7 +111,7 @@ class Sampler:
             **({"memory": max(memory)} if any(memory) else {}),
             "received_per_s": round(received),
             "sent_per_s": round(sent),
-            "gpus": [*map(_with_shared, _means(of_gpus), self._gpus.shared())] if self._gpus else [],
+            "gpus": [one | ({"shared": 1.0} if is_shared else {}) for one, is_shared in zip(_means(of_gpus), shared)],
         }
 
 
@@ -125,10 +126,6 @@ def _means(samples: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, f
         most |= {"energy_j": round(sum(energy_j), 3)} if len(energy_j) == len(of_gpu) else {}
         found.append({name: round(statistics.fmean(one), 4) for name, one in values.items()} | most)
     return found
-
-
-def _with_shared(figures: dict[str, float], shared: bool) -> dict[str, float]:
-    return figures | ({"shared": 1.0} if shared else {})
 
 
 def _source(env: Mapping[str, str]) -> StepCgroup | JobProcesses:

@@ -137,9 +137,8 @@ def chosen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
     for word in (part.strip() for part in names.split(",")):
         if word.startswith("MIG-") or (word.isdigit() and int(word) >= len(uuids)):
             return every
-        of_word = (
-            [int(word)] if word.isdigit() else [at for at, uuid in enumerate(uuids) if word and uuid.startswith(word)]
-        )
+        named = [at for at, uuid in enumerate(uuids) if word and uuid.startswith(word)]
+        of_word = [int(word)] if word.isdigit() else named
         if not of_word:  # CUDA stops at the first name that it does not know, such as -1
             break
         found += of_word

@@ -91,9 +91,5 @@ def trace_range(name: str) -> AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _with_nvtx(name: str) -> Iterator[None]:
-    torch.cuda.nvtx.range_push(name)
-    try:
-        with profiler.record_function(name):
-            yield
-    finally:
-        torch.cuda.nvtx.range_pop()
+    with torch.cuda.nvtx.range("{}", name), profiler.record_function(name):
+        yield

@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 
-from cluster_ddp.agent.channel import Client, Key, Message
+from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.topology import Topology
@@ -53,12 +53,9 @@ def answering(listener: socket.socket, key: Key, store_port: int, ranks: int) ->
 
     The listener is closed at the end. `ranks` is the number of ranks that may connect at once.
     """
-
-    def answer(question: Message) -> Message:
-        return {"kind": _PURPOSE, "port": store_port}
-
-    most = ranks + _STRANGERS
-    with contextlib.closing(Server(listener, key.derived(_PURPOSE), answer, lambda hello: None, most_strangers=most)):
+    answer, most = {"kind": _PURPOSE, "port": store_port}, ranks + _STRANGERS
+    own = key.derived(_PURPOSE)
+    with contextlib.closing(Server(listener, own, lambda question: answer, lambda hello: None, most_strangers=most)):
         yield
 
 

@@ -125,7 +125,12 @@ class _Rendezvous:
                 found = f"rank 0 on {topology.master_addr} was reached, and then sent no result."
                 raise self._timeout_error(found) from error
         if verdict.startswith(_ODD_DEVICES):
-            raise _device_error(topology, verdict.removeprefix(_ODD_DEVICES))
+            raise DeviceError(
+                f"Training on {topology.world_size} ranks together:",
+                verdict.removeprefix(_ODD_DEVICES),
+                "check that node's GPUs: nvidia-smi, sinfo -N -o '%N %G %E'; leave the node out: --exclude=NODE; "
+                "or use CPUs everywhere: --no-cuda",
+            )
         if verdict != _PROCEED:
             raise self._timeout_error(verdict)
         return store
@@ -185,12 +190,3 @@ def _verdict(topology: Topology, store: dist.Store, deadline: float) -> str:
         return f"{len(arrived)} of {topology.world_size} ranks arrived; missing: rank {names}."
     odd = arrived_ranks.odd_devices(arrived)
     return _PROCEED if odd is None else f"{_ODD_DEVICES}{odd}"
-
-
-def _device_error(topology: Topology, found: str) -> DeviceError:
-    return DeviceError(
-        f"Training on {topology.world_size} ranks together:",
-        found,
-        "check that node's GPUs: nvidia-smi, sinfo -N -o '%N %G %E'; leave the node out: --exclude=NODE; "
-        "or use CPUs everywhere: --no-cuda",
-    )

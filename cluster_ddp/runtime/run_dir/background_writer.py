@@ -99,11 +99,10 @@ class BackgroundWriter:
 class Files(Protocol):
     """Files that this rank writes in the background."""
 
+    writer: BackgroundWriter
+
     def finish(self, timeout_s: float) -> str | None:
         """Write what is left, wait `timeout_s` seconds at most, and return what is not on disk then, or None."""
-
-    def is_stuck(self) -> bool:
-        """Return whether a write takes so long that it is given up."""
 
 
 _files: list[Files] = []
@@ -121,7 +120,7 @@ def expect(files: Files) -> None:
 
 def are_stuck() -> bool:
     """Return whether a write that was given up still blocks: Python would wait for it at exit."""
-    return any(files.is_stuck() for files in _files)
+    return any(files.writer.is_stuck() for files in _files)
 
 
 def settle(world: World, *, together: bool = True) -> None:
@@ -140,7 +139,12 @@ def settle(world: World, *, together: bool = True) -> None:
         now = time.monotonic()
         decides = world.is_main or not together
         if decides and (now > deadline or are_stuck()):
-            raise _lost(missing)
+            raise RunDirError(
+                "Writing what is left at the end of the training:",
+                f"{missing}. Retries for {PATIENCE_S:.0f} s failed; it is lost.",
+                "fix that (df -h, quota), then start the training again in the same run directory: it resumes from the "
+                "last good checkpoint",
+            )
         if world.is_main and now > tell_at:
             tell_at = now + _TELL_EVERY_S
             log.error("The training has ended, but: %s. Trying again, for %.0f s at most.", missing, deadline - now)
@@ -163,12 +167,3 @@ def _note_until(end_s: float) -> None:
 
     if last_progress.run_dir is not None:
         threading.Thread(target=note, args=(last_progress.run_dir / File.LOCK,), daemon=True).start()
-
-
-def _lost(missing: str) -> RunDirError:
-    return RunDirError(
-        "Writing what is left at the end of the training:",
-        f"{missing}. Retries for {PATIENCE_S:.0f} s failed; it is lost.",
-        "fix that (df -h, quota), then start the training again in the same run directory: it resumes from the last "
-        "good checkpoint",
-    )

@@ -122,7 +122,12 @@ class RunLock:
         os.close(self._file)
         self._file = self._open()
         if not self._locked():
-            raise _taken(self._path, self._owner())
+            raise RunDirError(
+                f"Writing to the run directory {self._path.parent}:",
+                f"{self._path.name} was removed or replaced, and {_who(self._owner())} is using the run directory now. "
+                "This run ends: two at the same time would damage each other's files.",
+                "to run both, give each its own run directory: --run-dir PATH",
+            )
         self._sign()
 
     def _open(self) -> int:
@@ -169,15 +174,6 @@ class RunLock:
 def _who(owner: dict[str, object]) -> str:
     job = f"job {owner['job']}" if owner.get("job") else "a run"
     return f"{job} (process {owner.get('process', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')})"
-
-
-def _taken(lock: Path, owner: dict[str, object]) -> RunDirError:
-    return RunDirError(
-        f"Writing to the run directory {lock.parent}:",
-        f"{lock.name} was removed or replaced, and {_who(owner)} is using the run directory now. This run ends: "
-        "two at the same time would damage each other's files.",
-        "to run both, give each its own run directory: --run-dir PATH",
-    )
 
 
 def _in_use(lock: Path, owner: dict[str, object], same_job: bool) -> RunDirError:

@@ -37,7 +37,7 @@ class MetricsFile:
         """Whether it continues the file of an earlier start of this training."""
         self._is_begun = False  # a queued write will take what is waiting
         self._count, self._io = threading.Lock(), threading.Lock()  # lock the counts above; lock the file
-        self._writer = BackgroundWriter("metrics")
+        self.writer = BackgroundWriter("metrics")
 
     @property
     def size(self) -> int:
@@ -57,21 +57,21 @@ class MetricsFile:
         Raises:
             RunDirError: more than 256 MiB are waiting already, or a newer start of the job has taken the run directory.
         """
-        self._writer.check()
+        self.writer.check()
         with self._count:
             if len(self._waiting) > _MAX_WAITING_BYTES:
                 found = f"{len(self._waiting)} bytes wait to be written: {self._failure or 'its file system hangs'}."
                 raise RunDirError(f"Recording more in {self.path}:", found, "see the errors above; df -h, quota")
             self._waiting += line
         self.begin_write()
-        self._writer.tell_if_slow()
+        self.writer.tell_if_slow()
 
     def begin_write(self) -> None:
         """Start to write what is waiting. The first write renames the file of an earlier run."""
         with self._count:
             is_begun, self._is_begun = self._is_begun, True
         if not is_begun:
-            self._writer.begin(self.path, self._write)
+            self.writer.begin(self.path, self._write)
 
     def continue_at(self, size: int) -> None:
         """Continue after the first `size` bytes; cut off the rest, since it will be recorded again.
@@ -106,15 +106,11 @@ class MetricsFile:
     def finish(self, timeout_s: float) -> str | None:
         """Write what is left; return what is not on disk after `timeout_s` seconds, in words; None if all is."""
         self.begin_write()
-        if not self._writer.wait(timeout_s):
-            return f"still being written: {self._writer.at_work()}"
+        if not self.writer.wait(timeout_s):
+            return f"still being written: {self.writer.at_work()}"
         with self._count:
             records = self._waiting.count(b"\n")
         return f"{self.path} lacks its last {records} records: {self._failure}" if records else None
-
-    def is_stuck(self) -> bool:
-        """Return whether a write takes so long that it is given up."""
-        return self._writer.is_stuck()
 
     def _write(self) -> None:
         with self._count:

@@ -35,7 +35,6 @@ EVERY_S = 2.0
 PATIENCE_S = 60.0
 """Seconds that a training waits at its end for the trackers. metrics.jsonl has all records without them."""
 _BLOCK_BYTES = 1 << 20
-_TRUTH = File.METRICS
 
 
 class Tracking:
@@ -87,15 +86,13 @@ class Tracking:
             whole = block.rfind(b"\n") + 1
             if not whole:
                 return
-            points = [self._point(line) for line in block[:whole].splitlines()]
+            lines = block[:whole].splitlines()
+            points = [Point.of(json.loads(line), number) for number, line in enumerate(lines, self._count)]
+            self._count += len(lines)
             for name, tracker in list(self._trackers.items()):
                 self._guarded(name, tracker.log, points)
             self._read += whole
             time.sleep(0)  # lets the training's thread run
-
-    def _point(self, line: bytes) -> Point:
-        self._count += 1
-        return Point.of(json.loads(line), self._count - 1)
 
     def _begin(self) -> None:
         """Make the trackers. A training that does not continue an earlier one has a run of its own."""
@@ -129,7 +126,9 @@ class Tracking:
         except Exception as error:
             self._trackers.pop(name, None)
             told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            log.warning("Tracking with %s failed: %s. %s has all records; the training continues.", name, told, _TRUTH)
+            log.warning(
+                "Tracking with %s failed: %s. %s has all records; the training continues.", name, told, File.METRICS
+            )
 
 
 def _stored_id(folder: Path) -> str:

@@ -161,7 +161,9 @@ def filled(name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPiece
         UnusableError: the shard files do not have all values.
     """
     own = _sharded_here(name, part, saved)
-    copied_by_part = {f"{PARTS}[{name!r}][{key!r}]" for key in _parameters_and_buffers(part)}
+    is_module = isinstance(part, torch.nn.Module)  # it copies these; other parts may keep the given tensors
+    kept = [*part.named_parameters(), *part.named_buffers()] if is_module else []
+    copied_by_part = {f"{PARTS}[{name!r}][{key!r}]" for key, _ in kept}
 
     def value(tensor: torch.Tensor, place: str) -> torch.Tensor:
         here = own.get(place)
@@ -197,10 +199,3 @@ def _sharded_here(name: str, part: Any, saved: Mapping[str, Any]) -> dict[str, t
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Its parameters, in the order of the numbers in its state."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _parameters_and_buffers(part: Any) -> set[str]:
-    """The keys of a state that a module copies. Other parts may keep the given tensors."""
-    if not isinstance(part, torch.nn.Module):
-        return set()
-    return {name for named in (part.named_parameters(), part.named_buffers()) for name, _ in named}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,10 @@ def write(path: Path, shard: LocalShard) -> dict[str, Any]:
     return {"sha256": sha256, "bytes": path.stat().st_size}
 
 
-def complaint(path: Path, described: Mapping[str, Any], *, patience_s: float = 0.0) -> str | None:
-    """Return why a shard file is not the one that is described, in words; None if it is.
-
-    Waits so long for a file to appear: network file systems show it to other nodes late.
-    """
-    deadline = time.monotonic() + patience_s
-    while found := size_complaint(path, described):
-        if time.monotonic() > deadline:
-            return found
-        time.sleep(0.5)
+def complaint(path: Path, described: Mapping[str, Any]) -> str | None:
+    """Return why a shard file is not the one that is described, in words; None if it is."""
+    if found := size_complaint(path, described):
+        return found
     try:
         same = checkpoint_file.digest(path) == described["sha256"]
         return None if same else f"its shard {path.name} is of another save"
@@ -124,8 +118,11 @@ def _complaint_here(world: Collectives, sharded: torch.Tensor | None, folder: Pa
     mine = list(files)[world.rank :: world.world_size]
     if sharded is not None and dtensor_pieces.writers_of(sharded) == {one["rank"] for one in files.values()}:
         mine = [name for name in files if files[name]["rank"] == dtensor_pieces.writer_of(sharded)]
-    patience_s = checkpoint_file.VISIBLE_WITHIN_S
-    return next(filter(None, (complaint(folder / name, files[name], patience_s=patience_s) for name in mine)), None)
+    for name in mine:
+        checkpoint_file.once_visible(partial(size_complaint, folder / name, files[name]))
+        if found := complaint(folder / name, files[name]):
+            return found
+    return None
 
 
 def _refuse(complaints: Iterable[str | None]) -> None:

@@ -54,7 +54,7 @@ class ShardSave:
     ) -> None:
         self._rank, self.is_main = world.rank, world.is_main
         self._shard, self._writers, self._token = shard, writers, token
-        self._if_non_finite, self._store = if_non_finite, process_group.ranks_store()
+        self._if_non_finite, self._store = if_non_finite, process_group.ranks_store
         self._written: dict[int, dict[str, Any]] = {}  # on rank 0: the other ranks' files, also for another try
 
     def write(self, checkpoint: Path, state: Mapping[str, Any]) -> bool:
@@ -109,7 +109,7 @@ class ShardSave:
     @property
     def is_last(self) -> bool:
         """Whether the ranks have parted since, such as after a failure: no other save will follow."""
-        return process_group.ranks_store() is None
+        return process_group.ranks_store is None
 
     def _write_own(self, folder: Path) -> dict[str, Any]:
         ensure_dir(folder)
@@ -142,7 +142,7 @@ class ShardSave:
                     self._written[rank] = message
             else:
                 continue
-            if wait_s == PATIENCE_S and process_group.ranks_store() is None:
+            if wait_s == PATIENCE_S and process_group.ranks_store is None:
                 wait_s, since_s = _AFTER_FAILURE_S, time.monotonic()
             if time.monotonic() - since_s > wait_s:
                 raise OSError(0, f"rank {left[0]} did not write its shard within {wait_s:.0f} s")
@@ -158,9 +158,8 @@ class ShardSave:
         return message
 
     def _wait_until_visible(self, folder: Path) -> None:
-        deadline = time.monotonic() + checkpoint_file.VISIBLE_WITHIN_S
-        while missing := [rank for rank in self._writers if not (folder / self._name_of(rank)).exists()]:
-            if time.monotonic() > deadline:
-                hint = "is the run directory on a file system that all nodes share?"
-                raise OSError(0, f"rank {missing[0]} has written its shard, but it is not to be seen here; {hint}")
-            time.sleep(10 * _POLL_S)
+        paths = {f"rank {rank}": folder / self._name_of(rank) for rank in self._writers}
+        missing = checkpoint_file.once_visible(lambda: next((who for who in paths if not paths[who].exists()), None))
+        if missing:
+            hint = "is the run directory on a file system that all nodes share?"
+            raise OSError(0, f"{missing} has written its shard, but it is not to be seen here; {hint}")

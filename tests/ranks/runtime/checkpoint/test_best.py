@@ -18,7 +18,7 @@ import cluster_ddp
 from cluster_ddp.errors import CheckpointError, SpecError
 from cluster_ddp.runtime.checkpoint import checkpoint_file, saver
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
+from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
@@ -102,7 +102,7 @@ def test_a_save_that_was_given_up_is_whole_once_it_is_written(
     """The best one, for which a new copy would be made, is not written meanwhile."""
     goes_on, write = threading.Event(), checkpoint_file.write
     monkeypatch.setattr(checkpoint_file, "write", lambda path, state: goes_on.wait(60) and write(path, state))
-    monkeypatch.setattr(CheckpointFolder, "is_stuck", lambda folder: not goes_on.is_set())
+    monkeypatch.setattr(BackgroundWriter, "is_stuck", lambda writer: not goes_on.is_set())
     monkeypatch.setattr(saver, "_REPORT_EVERY_S", 0.1)
     model = world.wrap(torch.nn.Linear(1, 1))
     checkpoint = Checkpointer(world, run_dir=tmp_path, every="1steps", model=model)

@@ -392,7 +392,7 @@ def test_parts_are_copied_into_one_memory_only(world: World, tmp_path: Path) -> 
     done = train(world, tmp_path, seed=1, epochs=1, more={"big": Odd(state)})
     parts = done.checkpoint._state._states()
     nbytes = sum(tensor.nbytes for tensor in torch.utils._pytree.tree_leaves(parts) if isinstance(tensor, torch.Tensor))
-    assert state.nbytes < nbytes <= len(done.checkpoint._state._host_copy._whole._memory) < nbytes + 64 * 40
+    assert state.nbytes < nbytes <= len(done.checkpoint._state.host_copy._whole._memory) < nbytes + 64 * 40
 
 
 def test_a_training_that_was_left_frees_its_memory_at_once(world: World, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from points import Points
 from cluster_ddp import files
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, _Save, named_by
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
 from cluster_ddp.runtime.checkpoint.restore import put_aside
 
 
@@ -62,7 +62,7 @@ def killed_at(point: int, folder: CheckpointFolder, step: int) -> bool:
         try:
             with pytest.MonkeyPatch.context() as patch:
                 Points(lambda _: os.kill(os.getpid(), signal.SIGKILL), point).install(patch)
-                folder._write(_Save(folder.path / f"step-{step:08}.pt", state(step), nothing))
+                folder._write(folder.path / f"step-{step:08}.pt", state(step), nothing, None)
         finally:
             os._exit(0)
     status = os.waitpid(child, 0)[1]

@@ -17,7 +17,7 @@ from cluster_ddp import files
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.checkpoint import checkpoint_file, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, _Save
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
 from cluster_ddp.runtime.checkpoint.sharded import shard_file, shard_save
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
@@ -54,12 +54,12 @@ def write(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_save, "PATIENCE_S", patience_s)
         patch.setattr(shard_save, "_POLL_S", 0.005)
-        patch.setattr(process_group, "_store", store)
+        patch.setattr(process_group, "ranks_store", store)
         patch.setattr(os, "fsync", lambda descriptor: None)  # it takes long, and this machine does not fail
         Kill(killed_at).install(patch)
         save = ShardSave(world, shard, [0, 1], f"{step:08}", refused)
         try:
-            folder._carry_out(_Save(path / f"step-{step:08}.pt", state, lambda: None, save))
+            folder._carry_out(path / f"step-{step:08}.pt", state, lambda: None, save, None)
         except KilledError:
             return True
     return False

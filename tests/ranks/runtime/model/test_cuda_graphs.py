@@ -84,7 +84,7 @@ class Cuda:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    monkeypatch.setattr(interruptible_wait, "_watched", [])
+    monkeypatch.setattr(interruptible_wait, "watched", [])
     monkeypatch.setattr(process_group, "before_leaving", [])
     return Cuda(monkeypatch)
 
@@ -97,7 +97,7 @@ def graphs(cuda: Cuda) -> CudaGraphs:
 def test_the_stream_to_capture_on_waits_for_what_was_begun_before(cuda: Cuda, graphs: CudaGraphs) -> None:
     """The world watches it, and resets the graphs before it is left."""
     assert cuda.calls == ["wait for the current stream", "set Stream"]
-    assert len(interruptible_wait._watched) == 1
+    assert len(interruptible_wait.watched) == 1
     assert process_group.before_leaving == [graphs.reset]
 
 

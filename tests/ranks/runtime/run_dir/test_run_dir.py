@@ -191,7 +191,7 @@ def test_what_blocks_is_named_and_stops_no_training(
         return pwrite(*arguments)
 
     monkeypatch.setattr(background_writer, "_SLOW_S", 0.0)
-    run_dir._metrics._writer._told_s = 0.0
+    run_dir._metrics.writer._told_s = 0.0
     monkeypatch.setattr(os, "pwrite", blocked)
     run_dir.log("train", {"step": 1})
     for step in range(2, 100):
