@@ -153,14 +153,14 @@ class Collectives:
         Raises:
             ClusterDDPError: a value must be pickled, and the ranks share no secret.
         """
-        return object_collectives.gather(value, self.key)  # type: ignore[no-any-return]
+        return object_collectives.all_gather(value, self.key)
 
     def gather_to_main(self, value: T) -> list[T] | None:
         """Return the same as `gather` on rank 0, None on other ranks. A collective.
 
         For each rank, rank 0 needs as much memory as the largest value.
         """
-        return object_collectives.gather(value, self.key, to_all=False)  # type: ignore[no-any-return]
+        return object_collectives.gather(value, self.key)
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value on every rank. A collective; values and errors as for `gather`."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from cluster_ddp.errors import NonFiniteError
 from cluster_ddp.runtime.model.dtensor_pieces import is_sharded, local_part
@@ -100,8 +99,9 @@ class FiniteCheck:
     def _is_bad(self, first: _Verdict) -> bool:
         """Report a step with non-finite gradients, unless a scaler has made them so. A collective."""
         losses = self._world.gather((float(first.loss), node_name(os.environ)))
-        bad = [(rank, loss, host) for rank, (loss, host) in enumerate(losses) if not math.isfinite(loss)]
-        wrong = [f"rank {rank} on {host}: loss {loss}" for rank, loss, host in bad]
+        wrong = [
+            f"rank {rank} on {host}: loss {loss}" for rank, (loss, host) in enumerate(losses) if not math.isfinite(loss)
+        ]
         if self._is_scaled and not wrong:
             return False
         found = "; ".join(wrong) or "the loss is finite on all ranks, but gradients are not"
@@ -146,22 +146,23 @@ class FiniteState:
 
         Of copies of them in the host's memory, no device is waited for.
         """
-        entries = [(name, tensors) for name, tensors in self._entries(states) if name not in self._began_so]
-        return [name for name, tensors in entries if not _is_finite(tensors)]
+        return [
+            name for name, tensors in self._entries(states) if name not in self._began_so and not _is_finite(tensors)
+        ]
 
     def _entries(self, states: Mapping[str, Any]) -> Iterator[tuple[str, list[torch.Tensor]]]:
         for name, keys in self._parameters.items():
             yield from ((f"{name} {key}", [states[name][key]]) for key in keys if key in states[name])
         for name in self._optimizers:
             for number, state in states[name].get("state", {}).items():
-                tensors = [one for one in tree_leaves(state) if isinstance(one, torch.Tensor)]
-                yield _of_optimizer(name, number), tensors
+                yield _of_optimizer(name, number), list(_tensors(state))
 
 
 def not_saved(asked: str, found: str, last_good: Path | None, hint: str) -> NonFiniteError:
     """Return the error for a non-finite state, which is not saved."""
-    saved = f"This state is not saved; last good checkpoint: {last_good or 'none yet'}."
-    return NonFiniteError(asked, f"{found}. {saved}", hint)
+    return NonFiniteError(
+        asked, f"{found}. This state is not saved; last good checkpoint: {last_good or 'none yet'}.", hint
+    )
 
 
 def named(entries: list[str]) -> str:
@@ -172,6 +173,15 @@ def named(entries: list[str]) -> str:
 
 def _of_optimizer(name: str, number: object) -> str:
     return f"{name} state of parameter {number}"
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in dictionaries and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
 
 
 def _is_finite(tensors: list[torch.Tensor]) -> bool:

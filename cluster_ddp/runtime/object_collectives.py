@@ -47,9 +47,8 @@ def pack(value: Any, key: Key) -> bytes:
     except (_NotPlainError, RecursionError, ValueError):  # too deep; an integer of thousands of digits
         if not key.is_secret:
             raise _no_secret(f"Sending a value of type {type(value).__name__} to other ranks:") from None
-        file = io.BytesIO()
-        _Pickler(file).dump(value)
-        return _PICKLED + key.mac(_PURPOSE, file.getvalue()) + b"\n" + file.getvalue()
+        body = _pickled(value)
+        return _PICKLED + key.mac(_PURPOSE, body) + b"\n" + body
     return _PLAIN + head + b"\n" + b"".join(blobs)
 
 
@@ -80,6 +79,12 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
+def _pickled(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
 def _placed(numbers: torch.Tensor, device_type: str, requires_grad: bool) -> torch.Tensor:
     """Another rank's tensor, on this rank's own device of that type."""
     return numbers.to(device_type).requires_grad_(requires_grad)
@@ -91,20 +96,22 @@ def _no_secret(asked: str) -> ClusterDDPError:
     return ClusterDDPError(asked, found, hint)
 
 
-def gather(value: Any, key: Key, *, to_all: bool = True) -> Any:
-    """Return a list of every rank's value, in the order of ranks. A collective.
-
-    If it is not `to_all`, rank 0 alone gets them, and the others None.
-    """
+def all_gather(value: Any, key: Key) -> list[Any]:
+    """Return every rank's value, in the order of ranks, on every rank. A collective."""
     process_group.check()
     mine, sizes = _padded(pack(value, key))
-    takes = to_all or dist.get_rank() == 0
-    ranks = [torch.empty_like(mine) for _ in sizes] if takes else []
-    if to_all:
-        dist.all_gather(ranks, mine)
-    else:
-        dist.gather(mine, ranks or None)
-    return [unpack(_bytes(one, size), key) for one, size in zip(ranks, sizes)] if takes else None
+    ranks = [torch.empty_like(mine) for _ in sizes]
+    dist.all_gather(ranks, mine)
+    return [unpack(_bytes(one, size), key) for one, size in zip(ranks, sizes)]
+
+
+def gather(value: Any, key: Key) -> list[Any] | None:
+    """Return every rank's value, in the order of ranks, on rank 0; None on the others. A collective."""
+    process_group.check()
+    mine, sizes = _padded(pack(value, key))
+    ranks = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
+    dist.gather(mine, ranks)
+    return None if ranks is None else [unpack(_bytes(one, size), key) for one, size in zip(ranks, sizes)]
 
 
 def broadcast(value: Any, key: Key) -> Any:

@@ -32,8 +32,15 @@ class StepCgroup:
     """
 
     def __init__(self, text: str, mount: Path = MOUNT) -> None:
-        self._cpu, self._memory = (step_folder(text, controller, mount) for controller in ("cpuacct", "memory"))
-        self._is_v2 = self._cpu == self._memory
+        folders = _folders(text, mount)
+        self._is_v2 = "" in folders and (folders[""] / "cpu.stat").exists()
+        if self._is_v2:
+            self._cpu = self._memory = folders[""]
+        else:
+            try:
+                self._cpu, self._memory = folders["cpuacct"], folders["memory"]
+            except KeyError as error:
+                raise FileNotFoundError("no control group of a step") from error
         self.cpu_s()
         self.memory_bytes()
 

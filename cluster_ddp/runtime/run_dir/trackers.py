@@ -186,8 +186,7 @@ class MLflow:
         made = found[0] if found else self._client.create_run(number, run_name=run.name, tags={"cluster_ddp": run.id})
         self._id = made.info.run_id
         for name in ("metrics", "params"):
-            shutil.rmtree(folder := run.folder / number / self._id / name, ignore_errors=True)
-            folder.mkdir()
+            _empty(run.folder / number / self._id / name)
         self._client.update_run(self._id, status="RUNNING")
         self._names: dict[str, str] = {}
         of_params: dict[str, str] = {}
@@ -229,6 +228,12 @@ def _named(tag: str, known: dict[str, str]) -> str:
             name += "_"
         known[tag] = name
     return known[tag]
+
+
+def _empty(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
 
 
 BACKENDS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
