@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
                 chosen, option = action.choices[getattr(parsed, action.dest)], rest[0].partition("=")[0]
                 if owner := next((one for one in action.choices.values() if option in one.option_names()), None):
                     found = f"{option} is an option of {owner.prog}, not of {chosen.prog}."
-                    meant = shlex.join([option, *filter(None, [value_at(rest, 0)])])
+                    meant = shlex.join([option, *filter(None, [value_of(rest)])])
                     return SpecError(ASKED, found, f"{owner.prog} {meant}; all options: {self.prog} --help")
                 return unknown(rest, chosen.option_names(), self.prog)
         return unknown(rest, self.option_names(), self.prog)
@@ -183,19 +183,20 @@ def unknown(rest: Sequence[str], legal: Iterable[str], program: str) -> SpecErro
         legal: the options.
         program: name of the command, for the hint.
     """
-    option, value, hint = rest[0].partition("=")[0], value_at(rest, 0), f"{program} --help"
+    option, value, hint = rest[0].partition("=")[0], value_of(rest), f"{program} --help"
     if not option.startswith("-"):
         return SpecError(ASKED, f"{rest[0]!r} is one word too many.", hint)
     near = nearest_options(option, legal)
     if len(near) == 1 or (near and value.isdecimal()):
         hint = f"{shlex.join([near[0], *filter(None, [value])])}; all options: {hint}"
-    return SpecError(ASKED, f"there is no option {option}.{_did_you_mean(near)}", hint)
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
+    return SpecError(ASKED, f"there is no option {option}.{meant}", hint)
 
 
-def value_at(words: Sequence[str], at: int) -> str:
-    """Return the value of the option at this place, behind its "=" or as the next word; "" without one."""
-    _, equals, value = words[at].partition("=")
-    return value if equals else next((word for word in words[at + 1 : at + 2] if not word.startswith("-")), "")
+def value_of(words: Sequence[str]) -> str:
+    """Return the value of the option that words begin with, behind its "=" or as the next word; "" without one."""
+    _, equals, value = words[0].partition("=")
+    return value if equals else next((word for word in words[1:2] if not word.startswith("-")), "")
 
 
 def joined(words: Sequence[str], *options: str) -> list[str]:
@@ -209,11 +210,6 @@ def joined(words: Sequence[str], *options: str) -> list[str]:
     return made
 
 
-def nearest_option(option: str, names: Iterable[str]) -> str:
-    """Return a suggestion such as " Did you mean --name?", or "" if no option is near."""
-    return _did_you_mean(nearest_options(option, names))
-
-
 def nearest_options(option: str, names: Iterable[str]) -> list[str]:
     """Return the options that begin so, or the nearest one."""
     bare = {name.lstrip("-"): name for name in names if name.startswith("--")}
@@ -222,7 +218,3 @@ def nearest_options(option: str, names: Iterable[str]) -> list[str]:
     if not longer and (near := nearest_name(word, bare)) is not None:  # without the dashes, which are alike in all
         longer = [bare[near]]
     return longer
-
-
-def _did_you_mean(options: Sequence[str]) -> str:
-    return f" Did you mean {' or '.join(options)}?" if options else ""

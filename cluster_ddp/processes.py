@@ -47,19 +47,22 @@ def started(pid: int) -> str:
 
     A later process with the same id has another. Empty if there is none, or if it has ended and is not waited for yet.
     """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    state, ticks = fields[0], fields[19]
+    state, ticks = _state(pid)
     return "" if state in "ZX" else f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {ticks}".strip()
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal or a debugger (proc(5), stat); False if there is none."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
-    return False
+    """Return whether a process is stopped by a signal or a debugger; False if there is none."""
+    return _state(pid)[0] in "Tt"
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """A process's state and when it was started (proc(5), stat); that of an ended one if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "X", ""
+    return fields[0], fields[19]
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -28,8 +28,8 @@ from cluster_ddp.jobs import watch
 from cluster_ddp.remote.remote_verbs import run_there
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.cli import option_mistakes, submit_command
 from cluster_ddp.submission.cli import options as submit_options
+from cluster_ddp.submission.cli import submit_command
 from cluster_ddp.submission.grids import Grid
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
@@ -109,7 +109,7 @@ class ReferenceJob:
             raise SpecError(
                 f"Submitting {words}:", "a command comes after two dashes.", f"{PROGRAM} [OPTIONS] -- {started}"
             )
-        option_mistakes.refuse(options)
+        submit_options.refuse_sbatchs(options)
         self._config(options, grid)
         return self._training(options)
 
@@ -132,7 +132,7 @@ class ReferenceJob:
 
     def _config(self, options: list[str], grid: Grid) -> TrainConfig:
         values = configuration(grid, 0) if grid else {}
-        others = [*self._others, *submit_options.names(PROGRAM)]
+        others = [*self._others, *submit_options.parser(PROGRAM, "", with_texts=False).option_names()]
         return self._training(options).config({ARRAY_TASK: "0", **values}, others=others)
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from cluster_ddp import mnist
 from cluster_ddp.agent.array_values import ARRAY_TASK, fill_in
-from cluster_ddp.argument_parser import Parser, add_fields, nearest_option
+from cluster_ddp.argument_parser import Parser, add_fields, unknown
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
 from cluster_ddp.runtime import console, process_exit, stop_signals
-from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
+from cluster_ddp.submission.cli.options import is_sbatchs
 from cluster_ddp.train_options import TrainConfig, TrainResult
 
 PROGRAM = "cluster-ddp train"
@@ -48,20 +48,19 @@ def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
     """
     if not options:
         return TrainConfig()
-    asked = f"Training with {shlex.join(options)}:"
-    hint = f"{'cluster-ddp submit --help; for the training: ' if others else ''}{PROGRAM} --help"
+    program = f"{'cluster-ddp submit --help; for the training: ' if others else ''}{PROGRAM}"
     top = parser(with_texts="-h" in options or "--help" in options)
     try:
         parsed, rest = top.parse_known_args(options)
     except SpecError as error:
-        raise SpecError(asked, error.found, hint) from None
+        raise SpecError(error.asked, error.found, f"{program} --help") from None
     if rest and is_sbatchs(rest[0]):
         found = "that is an option of sbatch, not of the training."
         before = f"Slurm's options go before the script: sbatch {rest[0]} … jobs/NAME.sbatch"
-        raise SpecError(asked, found, f"{before}. The training's options: {hint}")
+        asked = f"Training with {shlex.join(options)}:"
+        raise SpecError(asked, found, f"{before}. The training's options: {program} --help")
     if rest:
-        near = nearest_option(rest[0].partition("=")[0], [*others, *top.option_names()])
-        raise SpecError(asked, f"there is no such option.{near}", hint)
+        raise unknown(rest, [*others, *top.option_names()], program)
     given: dict[str, Any] = {name: value for name, value in vars(parsed).items() if value is not None}
     for name, value in given.items():
         given[name] = tuple(value) if isinstance(value, list) else value

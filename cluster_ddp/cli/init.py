@@ -26,7 +26,7 @@ from cluster_ddp.submission.cli import options
 from cluster_ddp.submission.cli.settings_files import FILE_NAME
 from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.validation import normalized_time
+from cluster_ddp.submission.validation import slurms_time
 from cluster_ddp.waiting_notice import named_if_slow
 
 PROGRAM = "cluster-ddp init"
@@ -164,7 +164,7 @@ def _kind(group: NodeGroup) -> str:
 
 
 def _limit(group: NodeGroup) -> str:
-    return "no time limit" if group.time_limit_s is None else f"at most {normalized_time(f'0:0:{group.time_limit_s}')}"
+    return "no time limit" if group.time_limit_s is None else f"at most {slurms_time(group.time_limit_s)}"
 
 
 def _account_text(accounts: Sequence[str], account: str | None) -> str:
@@ -188,9 +188,9 @@ def _size_text(groups: Sequence[NodeGroup]) -> str:
 
 def _time_text(groups: Sequence[NodeGroup]) -> str:
     limits = [group.time_limit_s for group in groups if group.time_limit_s is not None]
-    limit = f" The partition allows {normalized_time(f'0:0:{max(limits)}')}." if limits else ""
+    limit = f" The partition allows {slurms_time(max(limits))}." if limits else ""
     shortest_s = min([_TIME_S, *limits])
-    shortest = json.dumps(normalized_time(f"0:0:{shortest_s}"))
+    shortest = json.dumps(slurms_time(shortest_s))
     return f"# Time limit of a job. Shorter jobs start sooner.{limit}\ntime = {shortest}\n"
 
 

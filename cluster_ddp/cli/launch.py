@@ -27,12 +27,12 @@ from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import SlurmJob
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task import rank_command
-from cluster_ddp.argument_parser import ASKED, Parser, joined, value_at
+from cluster_ddp.argument_parser import ASKED, Parser, joined, value_of
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import JOB_NODES, Variables
 from cluster_ddp.submission.checks import command_mistakes
-from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
+from cluster_ddp.submission.cli.options import is_sbatchs
 from cluster_ddp.submission.frozen import frozen_agent
 from cluster_ddp.submission.spec_rules import check_restarts
 
@@ -79,7 +79,7 @@ def _parsed(own: list[str], command: list[str]) -> argparse.Namespace:
         meant = f"{PROGRAM} {shlex.join([*own[:at], '--', *own[at:]])}"
         raise SpecError(ASKED, f"{rest[0]!r} must stand behind two dashes, as the command does.", meant)
     if rest and is_sbatchs(rest[0]):
-        option = shlex.join([rest[0], *filter(None, [value_at(rest, 0) if "=" not in rest[0] else ""])])
+        option = shlex.join([rest[0], *filter(None, [value_of(rest) if "=" not in rest[0] else ""])])
         hint = f"#SBATCH {option}, at the top of the batch script; or: salloc {option}"
         raise SpecError(f"Starting ranks with {rest[0]}:", "it is an option of the job, which has started.", hint)
     if not command and not rest:

@@ -60,16 +60,14 @@ _NOT_PERMITTED = re.compile(r"Job's (account|QOS) not permitted to use this part
 # Limits that the accounting sets. Examples: AssocGrpGRES, QOSMaxCpuPerUserLimit.
 _LIMIT = re.compile(
     r"(?P<whose>Assoc|QOS)(?P<scope>Grp|Max|Min)"
-    r"(?P<what>CPU|Cpu|GRES|Mem|Memory|Node|Jobs?|Submit|Wall|BB|Bill|Energy|Lic)(?P<rest>\w*)"
+    r"(?P<what>CPU|Cpu|GRES|Mem|Node|Job|Submit|Wall|BB|Bill|Energy|Lic)(?P<rest>\w*)"
 )
 _WHAT = {
     "cpu": "CPUs",
     "gres": "GPUs",
     "mem": "memory",
-    "memory": "memory",
     "node": "nodes",
     "job": "running jobs",
-    "jobs": "running jobs",
     "submit": "submitted jobs",
     "wall": "run time",
     "bill": "billing units",

@@ -9,7 +9,7 @@ from cluster_ddp.agent import array_values
 from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.submission import grids
 from cluster_ddp.submission.spec import JobSpec, derived
-from cluster_ddp.submission.validation import normalized_time, seconds
+from cluster_ddp.submission.validation import seconds, slurms_time
 
 MARGIN_S = 60
 """Seconds that a turn of tasks may take beyond their time limit: TERM, KILL after 30 s, the end of the step, and the
@@ -31,7 +31,7 @@ def of(spec: JobSpec) -> JobSpec:
         jobs=None,
         gpus_per_node=spec.gpus_per_node * spec.pack,
         mem=None if spec.mem is None else _times(spec.mem, spec.pack),
-        time=spec.time if limit_s is None else normalized_time(f"0:0:{turns * (limit_s + MARGIN_S)}"),
+        time=spec.time if limit_s is None else slurms_time(turns * (limit_s + MARGIN_S)),
     )
 
 

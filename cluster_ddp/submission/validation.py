@@ -72,10 +72,7 @@ SET_ELSEWHERE = frozenset(_SET_ELSEWHERE.split())
 """Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
 --quiet: with them, sbatch does not simply submit a job and print its id."""
 
-_AT_LEAST_ONE = (
-    *("nodes", "max_nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"),
-    *("pack", "jobs"),
-)
+_AT_LEAST_ONE = ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace", "pack", "jobs")
 
 # What to do about a field that has an illegal value.
 _HINTS = {
@@ -217,11 +214,12 @@ def normalized_time(text: str) -> str:
         SpecError: it has another form, or is 0.
     """
     total_s = seconds(text)
-    if total_s is None:
-        return "UNLIMITED"
-    total_min, rest_s = divmod(total_s, 60)
-    total_h, minutes = divmod(total_min, 60)
-    return f"{total_h // 24}-{total_h % 24:02}:{minutes:02}:{rest_s:02}"
+    return "UNLIMITED" if total_s is None else slurms_time(total_s)
+
+
+def slurms_time(total_s: int) -> str:
+    """Return seconds in the form D-HH:MM:SS."""
+    return f"{total_s // 86400}-{total_s // 3600 % 24:02}:{total_s // 60 % 60:02}:{total_s % 60:02}"
 
 
 def seconds(time: str) -> int | None:

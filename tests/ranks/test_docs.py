@@ -29,7 +29,7 @@ from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import Env
 from cluster_ddp.remote import remote_verbs
 from cluster_ddp.submission.cli import settings_files
-from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
+from cluster_ddp.submission.cli.options import is_sbatchs
 from cluster_ddp.train import Train
 
 ROOT = Path(__file__).parents[2]

@@ -102,16 +102,8 @@ class ThisMachine:
             state, exit_code = "RUNNING", 0
         else:
             state, exit_code = "FAILED", 1  # it ended before its tasks started, or was killed
-        return [
-            JobStatus(
-                job_id=int(label),
-                state=state,
-                reason="None",
-                exit_code=exit_code,
-                signal=0,
-                stdout=str(folder / File.JOB_LOG),
-            )
-        ]
+        log = str(folder / File.JOB_LOG)
+        return [JobStatus(job_id=int(label), state=state, exit_code=exit_code, signal=0, stdout=log)]
 
 
 def _is_running(label: str, folder: Path) -> bool:

@@ -13,6 +13,7 @@ from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.protocol import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
+from cluster_ddp.submission.validation import slurms_time
 
 
 def holder(record: Mapping[str, Any]) -> str:
@@ -90,7 +91,4 @@ def of_task(place: Path, label: str, job: JobStatus) -> JobStatus:
 
 
 def _elapsed(seconds: float) -> str:
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days = f"{hours // 24}-" if hours >= 24 else ""
-    return f"{days}{hours % 24:02}:{minutes:02}:{rest:02}"
+    return slurms_time(max(0, round(seconds))).removeprefix("0-")

@@ -7,7 +7,6 @@ ranks each, and look successful. `srun` in a task waits for ever for CPUs that t
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from cluster_ddp.agent.array_values import ARRAY_TASK
 from cluster_ddp.agent.command_program import ASSIGNMENT, check_script, target
 from cluster_ddp.errors import SpecError, counted
+from cluster_ddp.submission.checks.job_environment import search_path
 from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
 
@@ -145,8 +145,7 @@ def check_program(spec: JobSpec) -> list[Advice]:
     if spec.container is not None or spec.container_image is not None:
         return []
     program = spec.command[0]
-    path = os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
-    if shutil.which(program, path=path) is not None:
+    if shutil.which(program, path=search_path(spec)) is not None:
         run = target(spec.command)
         if run.kind == "nothing" and run.program != "other":
             found = "it names no script, and a job has no terminal to read commands from."

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.validation import mebibytes, normalized_time, seconds
+from cluster_ddp.submission.validation import mebibytes, seconds, slurms_time
 
 Partitions = Mapping[str, Sequence[NodeGroup]]
 
@@ -114,7 +114,7 @@ def _is_over_time(spec: JobSpec, groups: Sequence[NodeGroup]) -> bool:
 
 
 def _limit(groups: Sequence[NodeGroup]) -> str:
-    return normalized_time(f"0:0:{max(group.time_limit_s or 0 for group in groups)}")
+    return slurms_time(max(group.time_limit_s or 0 for group in groups))
 
 
 def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None:

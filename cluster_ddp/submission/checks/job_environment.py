@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp.agent.command_program import interpreter, interpreter_words, program_words, target
@@ -19,6 +19,7 @@ from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.waiting_notice import named_if_slow
 
 _NO_MODULES = 99
+_TIMEOUT_S = 60
 _OURS = "cluster-ddp"
 # A folder that only has the package's name is no package: it has no origin. Modules in a package are looked for without
 # importing the package.
@@ -74,12 +75,8 @@ def _check_conda(name: str) -> None:
     if shutil.which("conda") is None:
         hint = "load conda's module in your shell first, or use --venv"
         raise SpecError(asked, "there is no conda on the PATH.", hint).about("conda_env")
-    command = ["conda", "env", "list"]
-    try:
-        with named_if_slow("conda to answer"):
-            listing = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SpecError(f"Running {shlex.join(command)}:", str(error), "try it in your shell") from error
+    if (listing := answer("conda", ["conda", "env", "list"])) is None:
+        raise SpecError("Running conda env list:", f"no answer within {_TIMEOUT_S} s.", "try it in your shell")
     lines = [line for line in listing.stdout.splitlines() if not line.startswith("#")]
     known = {word for line in lines for word in line.split()} - {"*"}
     if not {name, str(Path(name).expanduser().absolute())} & known and not (Path(name) / "conda-meta").is_dir():
@@ -91,13 +88,9 @@ def _check_conda(name: str) -> None:
 def _check_modules(modules: Sequence[str]) -> list[Advice]:
     names = " ".join(modules)
     load = f"type module >/dev/null 2>&1 || exit {_NO_MODULES}; module load {names}"
-    try:
-        with named_if_slow("module load to answer"):
-            done = subprocess.run(
-                ["bash", "-lc", load], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
-            )
-    except subprocess.TimeoutExpired:
-        return [Advice("modules", f"The check of the modules {names} took longer than 30 s: not checked.")]
+    if (done := answer("module load", ["bash", "-lc", load])) is None:
+        text = f"The check of the modules {names} took longer than {_TIMEOUT_S} s: not checked."
+        return [Advice("modules", text)]
     if done.returncode == _NO_MODULES:
         text = "There is no module command here. Whether the nodes have these modules was not checked."
         return [Advice("modules", text)]
@@ -161,16 +154,26 @@ def ask_python(spec: JobSpec, code: str, words: Sequence[str]) -> list[str] | No
         python = list(spec.command[: interpreter_words(spec.command)])
     else:
         python = [*spec.command[:program_at], interpreter(spec.command)]
-    path = os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
-    program = shutil.which(python[0], path=path)
-    if program is None:
+    path = search_path(spec)
+    if (program := shutil.which(python[0], path=path)) is None:
         return None  # another check says so
-    command, env = [program, *python[1:], "-c", code, *words], os.environ | {"PATH": path}
+    done = answer(program, [program, *python[1:], "-c", code, *words], env=os.environ | {"PATH": path})
+    return done.stdout.splitlines() if done is not None and done.returncode == 0 else None
+
+
+def search_path(spec: JobSpec) -> str:
+    """Return the PATH on which a job's programs are looked for here: that of its environment comes first."""
+    return os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
+
+
+def answer(
+    what: str, command: Sequence[str], *, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a command without input; say on a terminal `what` is slow. None if it can't be run, or takes over 60 s."""
     try:
-        with named_if_slow(f"{program} to answer"):
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, env=env
+        with named_if_slow(f"{what} to answer"):
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, env=env
             )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.splitlines() if done.returncode == 0 else None

@@ -87,11 +87,8 @@ def _read_by_shell(shell: str, path: Path) -> str:
     """What a shell says of a file that it can't read; nothing if that shell is not here."""
     # With -n, a script's own `shopt -s extglob` has no effect, and without it `!(a|b)` would be an error.
     options = ("-O", "extglob", "-n") if Path(shell).name == "bash" else ("-n",)
-    try:
-        done = subprocess.run([shell, *options, path], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    except OSError:
-        return ""
-    return done.stderr.partition("\n")[0] if done.returncode else ""
+    done = job_environment.answer(shell, [shell, *options, str(path)])
+    return done.stderr.partition("\n")[0] if done is not None and done.returncode else ""
 
 
 def _variables(spec: JobSpec, path: Path, on_slurm: bool) -> Iterator[Advice]:

@@ -97,7 +97,9 @@ def value_of(origin: str, key: str, raw: Any) -> Any:
         try:
             JobSpec(**{"name": "x", "command": ("true",), **_COMPANIONS.get(key, {}), **fields({key: value})})
         except SpecError as wrong:
-            hint = f"change {key} in that file" if wrong.meant is None else f"write {_toml(key, wrong.meant)}"
+            hint = f"change {key} in that file"
+            if wrong.meant is not None:
+                hint = f"write {key} = {json.dumps(wrong.meant, ensure_ascii=False)}"
             raise error(origin, f"{wrong.found} It is {raw!r}.", hint) from wrong
     return value
 
@@ -108,10 +110,6 @@ def _co2(origin: str, raw: Any) -> float:
         found = f"co2_g_per_kwh must be a number of 0 to 10000, outside of profiles. It is {raw!r}."
         raise error(origin, found, "write co2_g_per_kwh = 230 above the first [NAME]")
     return float(raw)
-
-
-def _toml(key: str, value: object) -> str:
-    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
 
 
 def _line(key: str, raw: Any) -> str:

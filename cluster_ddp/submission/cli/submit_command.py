@@ -14,7 +14,7 @@ from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
 from cluster_ddp.submission.checks import command_mistakes, partition_access, preflight
 from cluster_ddp.submission.checks.job_warnings import CODES, OTHER_CODES, Advice
-from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_files, settings_keys
+from cluster_ddp.submission.cli import activated_env, options, settings_files, settings_keys
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -129,7 +129,7 @@ def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
 
 def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
-    advice = [*option_mistakes.advise(asked.given, plan.spec)]
+    advice = [*options.advise(asked.given, plan.spec)]
     advice += command_mistakes.advise(asked.command or (), plan.spec.grid)
     advice += [active.advice() for active in (asked.activated,) if active]
     if not asked.parsed.no_check:

@@ -54,7 +54,6 @@ FORMS = "time must be 30 (minutes), 30:00 (minutes and seconds), 1:30:00, 2-12 (
 SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
 BEGINS = "begin must be a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00."
 ALL_CODES = (*CODES, *OTHER_CODES)
-NO_OPTION = "there is no such option."
 NO_VENV = "there is no bin/activate in it."
 NO_SCRIPT = "it names no script, and a job has no terminal to read commands from."
 SCRIPT = "-- python SCRIPT, or -- bash SCRIPT"
@@ -485,17 +484,22 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpu-type a100",
     ),
     # Options of the training
-    ("--epochs two", "Training with --epochs two", "--epochs is a whole number, not 'two'.", TRAIN_HELP),
-    ("--epochz 3", "Training with --epochz 3", "there is no such option. Did you mean --epochs?", TRAIN_HELP),
+    ("--epochs two", READING, "--epochs is a whole number, not 'two'.", TRAIN_HELP),
+    (
+        "--epochz 3",
+        READING,
+        "there is no option --epochz. Did you mean --epochs?",
+        f"--epochs 3; all options: {TRAIN_HELP}",
+    ),
     (
         "--gpu-per-node 2",
-        "Training with --gpu-per-node 2",
-        "there is no such option. Did you mean --gpus-per-node?",
-        TRAIN_HELP,
+        READING,
+        "there is no option --gpu-per-node. Did you mean --gpus-per-node?",
+        f"--gpus-per-node 2; all options: {TRAIN_HELP}",
     ),
     (
         "--model resnet",
-        "Training with --model resnet",
+        READING,
         "--model must be one of cnn, convnet; it is 'resnet'.",
         TRAIN_HELP,
     ),
@@ -554,9 +558,9 @@ OF_OTHER_VERBS: list[tuple[str, str, str, str]] = [
     ),
     (
         "scaling --gpus 1 --predct 4",
-        "Training with --predct 4",
-        f"{NO_OPTION} Did you mean --predict?",
-        TRAIN_HELP,
+        READING,
+        "there is no option --predct. Did you mean --predict?",
+        f"--predict 4; all options: {TRAIN_HELP}",
     ),
     (
         "scaling --gpus 1 -- python t.py --batch {batch}",
