@@ -48,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == "job":
             from cluster_ddp.agent.job import inherited_env, launch_job
 
-            env = (
-                os.environ if asked.packed else inherited_env.own(os.environ)
-            )  # a packed task's has been looked through
+            env = os.environ if asked.packed else inherited_env.own(os.environ)  # a packed task's is its own already
             if asked.pack is not None:
                 from cluster_ddp.agent.job.pack.pack import Pack
 

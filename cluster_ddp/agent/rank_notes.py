@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -87,7 +88,7 @@ def folder() -> Iterator[Path]:
         yield made
     finally:
         if locked is not None:
-            _remove(made)
+            shutil.rmtree(made, ignore_errors=True)
             os.close(locked)
 
 
@@ -122,23 +123,22 @@ def lock(path: Path, how: int = fcntl.LOCK_EX) -> int:
     return folder
 
 
-def remove_leftovers(parent: Path, *, new_s: float = _NEW_S) -> None:
+def remove_leftovers(parent: Path, *, prefix: str = _PREFIX, new_s: float = _NEW_S) -> None:
     """Remove our folders that nobody has locked, but those of the last seconds: a new one is not locked yet."""
-    for left in parent.glob(f"{_PREFIX}*"):
+    for left in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if time.time() - left.lstat().st_mtime > new_s:
-                locked = lock(left)
-                _remove(left)
-                os.close(locked)
+                remove_unused(left)
 
 
-def _remove(made: Path) -> None:
-    """Remove a folder with notes: it has files only, but for what others have left there."""
+def remove_unused(folder: Path) -> None:
+    """Remove a folder of ours, unless somebody has locked it."""
     with contextlib.suppress(OSError):
-        for path in made.iterdir():
-            with contextlib.suppress(OSError):
-                path.unlink()
-        made.rmdir()
+        locked = lock(folder)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(locked)
 
 
 class Notes:

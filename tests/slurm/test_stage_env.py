@@ -62,7 +62,7 @@ def test_ranks_use_what_their_node_has_unpacked(place: Place, launcher: str, eac
     for rank in range(2 * each):
         copy = Path(seen(run_dir, rank)[0])
         assert copy.parent == place.folder / "disk"
-        assert re.fullmatch(rf"cluster_ddp-env-{label}-\w{{10}}-{rank // each}", copy.name)
+        assert re.fullmatch(rf"cluster_ddp-env-{label}-\w{{16}}-{rank // each}", copy.name)
         assert seen(run_dir, rank)[1].startswith(f"{copy}/lib/")
         assert seen(run_dir, rank)[2:] == [str(copy)] * 2
     assert "Unpacked the environment on 2 node(s) in " in output(run_dir)
@@ -99,7 +99,7 @@ print(job.id, job.result(), sep="\\n")
     done = place.slurm.run(python, "-c", text, cwd=place.folder)
     assert done.returncode == 0, done.stderr
     label, prefix = done.stdout.splitlines()
-    assert re.fullmatch(rf"{re.escape(str(place.folder))}/disk/cluster_ddp-env-{label}-\w{{10}}-0", prefix)
+    assert re.fullmatch(rf"{re.escape(str(place.folder))}/disk/cluster_ddp-env-{label}-\w{{16}}-0", prefix)
 
 
 def test_an_archive_that_a_stranger_has_put_there_is_not_unpacked(place: Place) -> None:

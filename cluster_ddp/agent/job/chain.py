@@ -107,7 +107,7 @@ def end(
     continues = bool(why) and _waits(following, env) and not chain_file.is_cancelled(folder)
     chain_file.note(folder, job, {"continues": continues})
     if continues:
-        requeue.exclude(following, leave, env, needed)
+        requeue.Requeue(following, env, leave=leave, needed=needed).exclude()
         job_log.say(f"{why}: continues in job {following}, {chain_file.in_words(int(env['SLURM_RESTART_COUNT']) + 1)}.")
     elif why:
         gone = f"job {following} was cancelled" if following else "Slurm refused it, or --max-requeues is reached"

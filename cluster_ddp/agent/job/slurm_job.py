@@ -11,10 +11,10 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import chain_file, rank_notes
 from cluster_ddp.agent.job import chain, job_log, slurm_commands, srun_step, tasks
-from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.job.restart.failures import History
-from cluster_ddp.agent.job.start_loop import Starts
+from cluster_ddp.agent.job.restart.requeue import Requeue
+from cluster_ddp.agent.job.start_loop import JobSetup, Starts
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import SpecError
@@ -78,8 +78,7 @@ class SlurmJob(JobSetup):
             if self.options.packed:
                 job_log.say(f"{why}: it starts again when job {self.options.packed} is requeued.")
                 return True
-            start = starts.number + 1
-            if requeue.ask_for(self.label, why, start, self.env, leave=leave, nodes=nodes, needed=needed):
+            if Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed).ask(why, starts.number + 1):
                 return True
         self.note(ended)
         return False

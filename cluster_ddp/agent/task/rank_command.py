@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -86,45 +87,35 @@ def in_container(
 ) -> tuple[Sequence[str], Mapping[str, str]]:
     """Return a command of a task, and its environment, in the job's Apptainer container, if it has one.
 
-    `ignored`: it starts with warnings ignored.
-    """
-    if options.container is None:
-        return command, env
-    folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
-    times = Path(env.get(Env.JOB_TIMES, "")).parent
-    folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
-    # The agent's own, which starts torchrun's workers: of an array, it is beside the run directory.
-    folders = [*dict.fromkeys([*folders, str(Path(agent()[-1]).parent)])]
-    words, more = apptainer(options, command, env, folders=folders, ignored=ignored)
-    return words, {**env, **more}
-
-
-def apptainer(
-    options: Options, command: Sequence[str], env: Mapping[str, str], *, folders: Sequence[str], ignored: bool
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command of a container, and the variables to add to the task's environment.
-
-    The PATH of the task has the runtime: Apptainer before Singularity. The container has these folders, too, under the
-    same paths; the command's working folder is first.
+    The PATH of the task has the runtime: Apptainer before Singularity. `ignored`: it starts with warnings ignored.
 
     Raises:
         JobError: there is no runtime.
     """
-    import shutil  # of the tasks, only those in containers need it
-
-    image, search_path = str(options.container), env.get("PATH", os.defpath)
+    if options.container is None:
+        return command, env
+    image, search_path = options.container, env.get("PATH", os.defpath)
     runtime = shutil.which("apptainer", path=search_path) or shutil.which("singularity", path=search_path)
     if runtime is None:
         asked, found = f"Starting the container {image} on {os.uname().nodename}:", "neither apptainer nor singularity"
         raise JobError(asked, f"{found} is on the PATH.", "load the module that has one: --modules apptainer")
-    words = ["--rocm" if _AMD_DRIVER.exists() else "--nv", "--pwd", folders[0]]
-    words += [word for bind in (*folders, *options.container_bind) for word in ("--bind", bind)]
+    words = ["--rocm" if _AMD_DRIVER.exists() else "--nv", "--pwd", str(Path.cwd())]
+    words += [word for bind in (*_folders(env), *options.container_bind) for word in ("--bind", bind)]
     words += [word for overlay in options.container_overlay for word in ("--overlay", f"{overlay}:ro")]
     inside = [*(_IGNORE_WARNINGS if ignored else ()), *command]
     prefix = "APPTAINERENV_" if Path(runtime).name == "apptainer" else "SINGULARITYENV_"
     is_forwarded = {name: name in FORWARDED or name.startswith(FORWARDED_PREFIXES) for name in env}
     variables = {f"{prefix}{name}": value for name, value in env.items() if is_forwarded[name]}
-    return [runtime, "exec", *words, image, *inside], variables
+    return [runtime, "exec", *words, image, *inside], {**env, **variables}
+
+
+def _folders(env: Mapping[str, str]) -> list[str]:
+    """What the container has, too, under the same paths: the working folder, and what the rank and its agent need."""
+    folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
+    times = Path(env.get(Env.JOB_TIMES, "")).parent
+    folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
+    # The agent's own, which starts torchrun's workers: of an array, it is beside the run directory.
+    return [*dict.fromkeys([*folders, str(Path(agent()[-1]).parent)])]
 
 
 def in_image(agent: Sequence[str]) -> list[str]:

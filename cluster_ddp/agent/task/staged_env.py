@@ -14,15 +14,12 @@ Who uses a copy holds a shared lock on it (flock). Copies that killed jobs have 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import stat
-import string
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -54,10 +51,7 @@ class Staged(NamedTuple):
 
 def new_name(job_id: str) -> str:
     """Return a name for the copies of one start of a job, up to the node's number, for `protocol.Env.COPY`."""
-    import secrets  # what a task imports is kept small
-
-    letters = string.ascii_letters + string.digits
-    return f"{PREFIX}{job_id}-{''.join(secrets.choice(letters) for _ in range(10))}"
+    return f"{PREFIX}{job_id}-{os.urandom(8).hex()}"
 
 
 def unpack(archive: Path, copy_name: str, venv: str, env: Mapping[str, str]) -> bool:
@@ -77,7 +71,7 @@ def unpack(archive: Path, copy_name: str, venv: str, env: Mapping[str, str]) -> 
     try:
         disk = _disk(env)
         _refuse_weak(disk)
-        _remove_leftovers(disk)
+        rank_notes.remove_leftovers(disk, prefix=PREFIX, new_s=LEFT_AFTER_S)
         with open(_open_archive(archive), "rb") as tar:
             _extract(tar, disk / f"{copy_name}-{env['SLURM_NODEID']}", env)
     except OSError as error:
@@ -114,7 +108,7 @@ def remove(staged: Staged) -> None:
     if staged.copy is None or staged.lock is None:
         return
     os.close(staged.lock)
-    _remove_unused(staged.copy)
+    rank_notes.remove_unused(staged.copy)
 
 
 def _disk(env: Mapping[str, str]) -> Path:
@@ -143,14 +137,10 @@ def _open_archive(path: Path) -> int:
     if stat.S_ISREG(path.lstat().st_mode):  # opening anything else may wait, or do something
         descriptor = os.open(path, _OPEN | os.O_NONBLOCK)
         seen = os.fstat(descriptor)
-        if stat.S_ISREG(seen.st_mode) and _is_ours(seen):
+        if stat.S_ISREG(seen.st_mode) and seen.st_uid == os.geteuid() and not ownership.others(seen):
             return descriptor
         os.close(descriptor)
     raise OSError(f"{path} is not a file of yours that only you can write")
-
-
-def _is_ours(seen: os.stat_result) -> bool:
-    return seen.st_uid == os.geteuid() and not ownership.others(seen)
 
 
 def _extract(archive: BinaryIO, copy: Path, env: Mapping[str, str]) -> None:
@@ -174,20 +164,3 @@ def _extract(archive: BinaryIO, copy: Path, env: Mapping[str, str]) -> None:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-
-
-def _remove_leftovers(disk: Path) -> None:
-    """Remove our old copies that nobody uses."""
-    for copy in disk.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - copy.lstat().st_mtime > LEFT_AFTER_S:
-                _remove_unused(copy)
-
-
-def _remove_unused(copy: Path) -> None:
-    with contextlib.suppress(OSError):
-        lock = rank_notes.lock(copy, fcntl.LOCK_EX)
-        try:
-            shutil.rmtree(copy, ignore_errors=True)
-        finally:
-            os.close(lock)

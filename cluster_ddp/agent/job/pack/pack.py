@@ -21,27 +21,21 @@ from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.agent.job.pack.packed_task import Turn
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options, words
-from cluster_ddp.agent.outcome import AGENT_KILLED, Outcome
+from cluster_ddp.agent.outcome import AGENT_KILLED, Failure, Outcome
 from cluster_ddp.agent.task import signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.errors import counted
 from cluster_ddp.protocol import EXIT_STOPPED, RESTART, File
 from cluster_ddp.slurm.variables import Variables
 
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-_HELD = (*_PASSED_ON, signal.SIGTERM, signal.SIGCHLD)
+_HELD = (*signals.WARNINGS, signal.SIGTERM, signal.SIGCHLD)
 _LONGEST_WAIT_S = 3600.0
 _TERM_S = 2.0
 _NAMED = 5  # of the tasks that failed
 
 
 class Pack:
-    """A job that holds tasks, from one requeue to the next.
-
-    Args:
-        options: of the job, with `pack`.
-        env: the environment of the batch script.
-    """
+    """A job that holds tasks, from one requeue to the next. It has the environment of the batch script."""
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         assert options.pack is not None
@@ -76,7 +70,7 @@ class Pack:
 
     def _finish(self, *, is_over: bool) -> int:
         """Have the job requeued if a task is left. Returns the exit status: that of the first task that failed."""
-        for number in _PASSED_ON:
+        for number in signals.WARNINGS:
             signal.signal(number, signal.SIG_IGN)  # what comes now has nobody to go to
         signals.let_come(_HELD)
         left = [task for task in self._tasks if not self._is_done(task)]
@@ -87,7 +81,7 @@ class Pack:
         if left and is_over:
             job_log.say(requeue.SCRIPT_ENDED)
         elif left:
-            requeue.ask_for(self._label, f"{counted(len(left), 'task')} left", self._requeues + 1, self._env)
+            requeue.Requeue(self._label, self._env).ask(f"{counted(len(left), 'task')} left", self._requeues + 1)
         if failed:
             names = ", ".join(f"{self._name(task)} (status {code})" for task, code in [*failed.items()][:_NAMED])
             more = ", …" if len(failed) > _NAMED else ""
@@ -103,8 +97,8 @@ class Pack:
         return f"{self._array}_{task}"
 
     def _final(self, task: int) -> Outcome | None:
-        ended = self._ends.get(task) or packed_task.final(self._folder(task), self._name(task))
-        return None if ended is not None and ended.requeued else ended
+        ended = self._ends.get(task) or packed_task.noted(self._folder(task), self._name(task))
+        return None if ended is None or ended.requeued else ended
 
     def _is_done(self, task: int) -> bool:
         return self._final(task) is not None or packed_task.is_elsewhere(self._folder(task))
@@ -147,7 +141,7 @@ class Pack:
     def _wait(self) -> None:
         """Wait for a signal or an end, and take it."""
         received = signal.sigtimedwait(_HELD, _LONGEST_WAIT_S)
-        if received is not None and received.si_signo in _PASSED_ON:
+        if received is not None and received.si_signo in signals.WARNINGS:
             self._send(received.si_signo)
         elif received is not None and received.si_signo == signal.SIGTERM:
             self._end()
@@ -179,11 +173,9 @@ class Pack:
             return
         # It was killed, or its disk is full. Of one that was killed, the step still runs.
         state = {0: "COMPLETED", EXIT_STOPPED: "STOPPED"}.get(code, "FAILED")
-        why = (
-            outcome.Failure(None, self._env.get("SLURMD_NODENAME", ""), 128 - code, AGENT_KILLED) if code < 0 else None
-        )
         status = code if code >= 0 else 128 - code
-        is_left = code == EXIT_STOPPED
+        killed = Failure(None, self._env.get("SLURMD_NODENAME", ""), status, AGENT_KILLED)
+        why, is_left = (killed if code < 0 else None), code == EXIT_STOPPED
         self._note(task, Outcome(self._name(task), turn.starts - 1, state, status, why, requeued=is_left))
         for pid in processes.children(os.getpid()):
             if pid not in self._running:

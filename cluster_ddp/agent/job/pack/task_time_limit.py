@@ -5,6 +5,7 @@ As Slurm does with a job: the signal that was asked for comes before, then TERM,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -25,13 +26,7 @@ _STATUSES = {"CANCELLED": 143, "TIMEOUT": 1}
 
 
 class TaskLimits:
-    """The limits of one packed task, over all its starts in this job.
-
-    Args:
-        options: of the task.
-        env: of its agent.
-        folder: its run directory.
-    """
+    """The limits of one packed task, over all its starts in this job, by its options, environment and run directory."""
 
     def __init__(self, options: Options, env: Mapping[str, str], folder: Path | None) -> None:
         self._env, self._folder, self._limit_s = env, folder, options.time_limit_s
@@ -92,10 +87,8 @@ class TaskLimits:
             os.kill(srun, signal.SIGTERM)
 
     def _is_cancelled(self) -> bool:
-        if self._folder is None:
-            return False
-        try:
-            refresh(self._folder)
-            return os.path.lexists(self._folder / File.CANCEL)
-        except OSError:
-            return False
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                refresh(self._folder)
+                return os.path.lexists(self._folder / File.CANCEL)
+        return False

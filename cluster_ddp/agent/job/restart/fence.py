@@ -97,21 +97,15 @@ def _newest(run_dir: Path, job: str) -> int:
     """
     path = run_dir / File.START
     try:
-        with _if_a_descriptor_is_free():
-            refresh(run_dir)  # see above
+        refresh(run_dir)  # see above
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOENT):
+            raise
+    try:
         seen = path.lstat()
         return _read(path, job, (seen.st_ino, seen.st_mtime_ns))
     except FileNotFoundError:
         return 0
-
-
-@contextlib.contextmanager
-def _if_a_descriptor_is_free() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
 
 
 @functools.lru_cache(maxsize=1)

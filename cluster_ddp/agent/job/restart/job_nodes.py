@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_ddp import processes
-from cluster_ddp.agent import launch_env
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.agent.task import signals
@@ -84,11 +83,6 @@ def of_job(env: Mapping[str, str], spares: int, least: int = 0) -> Nodes:
     """Return the nodes of a job; the last ones are the spares. `least`: see `Nodes`."""
     names = slurm_commands.hostnames(env)
     return Nodes(names, names[: len(names) - spares], least=least) if len(names) > spares else UNKNOWN
-
-
-def is_lost(node: str, slurmd_port: int) -> bool:
-    """Whether Slurm's daemon on a node can't be reached."""
-    return not launch_env.listens(node, slurmd_port)
 
 
 def resize(nodes: Nodes, env: Mapping[str, str]) -> str:

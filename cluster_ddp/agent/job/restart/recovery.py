@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster_ddp.agent import first_failure, outcome
+from cluster_ddp.agent import first_failure, launch_env, outcome
 from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.job.restart import failures, job_nodes
 from cluster_ddp.agent.job.restart.failures import NO_CHECKPOINT, Failed, History, Verdict
@@ -56,12 +56,12 @@ class Recovery:
     def lost(self, reports: TaskReports) -> tuple[str, ...]:
         """Return which nodes are lost: an agent is gone, and Slurm's daemon can't be reached."""
         gone = (node for node in reports.gone_from if node in self.nodes.training)
-        return tuple(node for node in gone if job_nodes.is_lost(node, self._slurmd_port))
+        return tuple(node for node in gone if not launch_env.listens(node, self._slurmd_port))
 
     def note_gone(self, spares: Sequence[str]) -> None:
         """Leave out spares whose agents are gone; give back those that are lost."""
         new = [node for node in spares if node in self.nodes.spares]
-        lost = [node for node in new if job_nodes.is_lost(node, self._slurmd_port)]
+        lost = [node for node in new if not launch_env.listens(node, self._slurmd_port)]
         out = {node: LOST if node in lost else Reason(outcome.AGENT_KILLED) for node in new}
         self.nodes = self.nodes._replace(left_out={**self.nodes.left_out, **out})
         for node, why in out.items():
@@ -89,8 +89,8 @@ class Recovery:
 
     def _new_sick(self) -> dict[str, Reason]:
         """Nodes of the job that its ranks have found at fault since the last call."""
-        sick = _at_fault(self._history.new_sick_nodes())
-        return {node: why for node, why in sick.items() if node in self.nodes.allocated}
+        sick = self._history.new_sick_nodes()
+        return {node: Reason(why) for node, why in sick.items() if node in self.nodes.allocated}
 
     @property
     def nodes_given_back(self) -> str | None:
@@ -100,14 +100,13 @@ class Recovery:
 
     def _on_healthy_nodes(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
         """Return what follows, with spares that have examined themselves."""
-        found = self._judged(now, out)
-        while found.nodes is not None:
-            new = [node for node in found.nodes.training if node not in self.nodes.training]
+        before, restarts = self._history.failures, self._options.restarts
+        while True:
+            found = failures.what_follows(now, before, out, restarts, self.nodes, self._has_others)
+            new = [node for node in found.nodes.training if node not in self.nodes.training] if found.nodes else []
             if not (faults := self.examine(new) if new else {}):
-                break
-            out = {**out, **_at_fault(faults)}
-            found = self._judged(now, out)
-        return found
+                return found
+            out = {**out, **{node: Reason(fault) for node, fault in faults.items()}}
 
     def _noted(self, found: Verdict, now: Failed) -> Verdict:
         """Note the failure, and what follows. Where it can't be noted, Slurm's count of requeues is the limit."""
@@ -117,11 +116,6 @@ class Recovery:
             return found
         why = f"requeued {self._requeues} times, and failures are not counted where they can't be noted"
         return Verdict(Then.END, f"{why} (--restarts {most})")
-
-    def _judged(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
-        return failures.what_follows(
-            now, self._history.failures, out, self._options.restarts, self.nodes, self._has_others
-        )
 
     def _failed(self, ended: Outcome, start: int, reports: TaskReports, out: Mapping[str, Reason]) -> Failed:
         first, end = ended.first, reports.end_of(ended.first)
@@ -156,7 +150,3 @@ class Recovery:
             job_log.say(f"Starting again in the allocation{where} after {what}{lost}.")
         elif found.why:
             job_log.say(f"error: {found.why}; not started again.")
-
-
-def _at_fault(found: Mapping[str, str]) -> dict[str, Reason]:
-    return {node: Reason(why) for node, why in found.items()}

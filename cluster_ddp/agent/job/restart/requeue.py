@@ -57,45 +57,6 @@ def may_restart(restarts: int, most: int) -> bool:
     return restarts < most
 
 
-def ask_for(
-    job: str,
-    why: str,
-    start: int,
-    env: Mapping[str, str],
-    *,
-    leave: Mapping[str, str] = {},
-    nodes: str | None = None,
-    needed: int = 1,
-) -> bool:
-    """Have a job requeued. Call it in the main thread.
-
-    Slurm ends this process with TERM soon after it accepted the request, and this function does not return. So say and
-    write before what is to be said of this start. Only if nodes are left out, or given back, TERM waits until the job
-    asks for others, and then this returns.
-
-    Args:
-        job: its label, such as "12_3".
-        why: for the log.
-        start: number of the next start.
-        env: the environment of scontrol.
-        leave: nodes to exclude, in addition to those that are excluded already -> why; none, if Slurm then had too
-            few for the job.
-        nodes: how many nodes to ask for, if the job has given some back: 3, or 2-8.
-        needed: with how many it can start.
-
-    Returns:
-        True: Slurm is ending this start. End this process soon. False: the job is not requeued, and the log says why.
-    """
-    job_log.say(f"{why}: requeueing job {job} (restart {start}).")
-    return _Requeue(job, leave, env, nodes, needed).ask()
-
-
-def exclude(job: str, leave: Mapping[str, str], env: Mapping[str, str], needed: int) -> None:
-    """Have a job that waits for `needed` nodes exclude some -> why. The log says so if Slurm refuses it."""
-    if leave:
-        _Requeue(job, leave, env, None, needed, does="Starting").exclude()
-
-
 def node_lists(shown: str) -> dict[str, str]:
     """Return the nodes that a job requires ("Req") and excludes ("Exc"), by what scontrol shows of it."""
     return {key: value.replace("(null)", "") for key, value in _NODE_LISTS.findall(shown)}
@@ -117,26 +78,49 @@ def _term_noted(is_needed: bool) -> Iterator[list[int]]:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
-class _Requeue:
-    """One requeue of a job; see `ask_for`."""
+class Requeue:
+    """One requeue of a job.
+
+    Args:
+        job: its label, such as "12_3".
+        env: the environment of scontrol.
+        leave: nodes to exclude, in addition to those that are excluded already -> why; none, if Slurm then had too
+            few for the job.
+        nodes: how many nodes to ask for, if the job has given some back: 3, or 2-8.
+        needed: with how many it can start.
+    """
 
     def __init__(
         self,
         job: str,
-        leave: Mapping[str, str],
         env: Mapping[str, str],
-        nodes: str | None,
-        needed: int,
         *,
-        does: str = "Requeueing",
+        leave: Mapping[str, str] = {},
+        nodes: str | None = None,
+        needed: int = 1,
     ) -> None:
-        self._job, self._leave, self._env, self._nodes, self._needed = job, leave, env, nodes, needed
-        self._does, self._has_said = does, False
+        self._job, self._env, self._leave, self._nodes, self._needed = job, env, leave, nodes, needed
+        self._does, self._has_said = "Starting", False
         self._is_other = bool(leave or nodes)
         """Whether the job is to ask for other nodes. Until it does, TERM is held in what runs here."""
 
-    def ask(self) -> bool:
-        """Ask Slurm, until it ends this process with TERM, it refuses, or `PATIENCE_S` are over."""
+    def ask(self, why: str, start: int) -> bool:
+        """Have the job requeued. Call it in the main thread.
+
+        Slurm ends this process with TERM soon after it accepted the request, and this function does not return. So say
+        and write before what is to be said of this start. Only if nodes are left out, or given back, TERM waits until
+        the job asks for others, and then this returns.
+
+        Args:
+            why: for the log.
+            start: number of the next start.
+
+        Returns:
+            True: Slurm is ending this start. End this process soon. False: the job is not requeued, and the log says
+            why: Slurm refuses it, or `PATIENCE_S` are over.
+        """
+        job_log.say(f"{why}: requeueing job {self._job} (restart {start}).")
+        self._does = "Requeueing"
         give_up_at, found = time.monotonic() + PATIENCE_S, ""
         while time.monotonic() < give_up_at:
             with _term_noted(self._is_other) as came:
@@ -169,7 +153,10 @@ class _Requeue:
                 return refusal
 
     def exclude(self) -> None:
-        """Tell Slurm which nodes the job, which is pending, is to exclude, and how many it asks for."""
+        """Tell Slurm which nodes the job, which is pending, is to exclude, and how many it asks for.
+
+        If Slurm refuses it, the log says so.
+        """
         for _ in range(EXCLUDE_TRIES):
             wishes, refusal = self._wishes()
             if not refusal and not (wishes and (refusal := self._scontrol("update", f"JobId={self._job}", *wishes))):

@@ -22,9 +22,11 @@ SHOW_ARGUMENTS = "import sys; print(*map(repr, sys.argv[1:]), sep='\\n')"
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Path:
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for programs, in the working folder."""
     folder = tmp_path / "my tools"
     folder.mkdir()
+    monkeypatch.chdir(tmp_path)
     return folder
 
 
@@ -40,11 +42,10 @@ def run(
     ignore_warnings: bool = False,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a container, with the working folder and another one bound."""
-    env = {"PATH": f"{tools}:{os.environ['PATH']}", **(env or {})}
-    folders = (str(tools.parent), "/a run's dir")
-    argv, variables = rank_command.apptainer(container, command, env, folders=folders, ignored=ignore_warnings)
-    return subprocess.run(argv, env={**env, **variables}, cwd=tools.parent, capture_output=True, text=True, timeout=60)
+    """Run a command in a container."""
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "CLUSTER_DDP_NOTES": "/notes", **(env or {})}
+    argv, env = rank_command.in_container(container, command, env, ignore_warnings)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_a_rank_gets_its_place_and_its_settings(tools: Path) -> None:
@@ -71,10 +72,11 @@ def test_it_has_folders_and_overlays(tools: Path, tmp_path: Path, monkeypatch: p
     container = SIF._replace(
         container=IMAGE, container_bind=("/data sets:/data", "/more"), container_overlay=("/o.sqsh", "/it's.img")
     )
-    done = run(tools, "true", container=container)
+    done = run(tools, "true", container=container, env={"CLUSTER_DDP_RUN_DIR": "/a run's dir"})
     assert done.stdout.splitlines() == [
         *("option --nv", "option --pwd", f"  {tmp_path}"),
-        *("option --bind", f"  {tmp_path}", "option --bind", "  /a run's dir"),
+        *("option --bind", f"  {tmp_path}", "option --bind", "  /notes", "option --bind", "  /a run's dir"),
+        *("option --bind", f"  {Path(rank_command.__file__).parents[2]}"),
         *("option --bind", "  /data sets:/data", "option --bind", "  /more"),
         *("option --overlay", "  /o.sqsh:ro", "option --overlay", "  /it's.img:ro"),
         f"image {IMAGE}",
@@ -105,10 +107,10 @@ def test_singularity_has_variables_of_its_own(tools: Path) -> None:
     (tools / "env").symlink_to("/usr/bin/env")
     assert "RANK=3" in run(tools, "env", env={"PATH": str(tools), "RANK": "3"}).stdout.splitlines()
     stand_in(tools, "apptainer", APPTAINER)
-    argv, variables = rank_command.apptainer(
-        SIF, ["env"], {"PATH": str(tools), "RANK": "3"}, folders=["/"], ignored=False
-    )
-    assert (argv[0], variables) == (str(tools / "apptainer"), {"APPTAINERENV_RANK": "3"})
+    own = {"PATH": str(tools), "RANK": "3", "CLUSTER_DDP_NOTES": "/notes"}
+    argv, env = rank_command.in_container(SIF, ["env"], own, False)
+    assert argv[0] == str(tools / "apptainer")
+    assert env == {**own, "APPTAINERENV_RANK": "3", "APPTAINERENV_CLUSTER_DDP_NOTES": "/notes"}
 
 
 def test_without_a_runtime_it_says_so(tools: Path) -> None:

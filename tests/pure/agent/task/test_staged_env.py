@@ -112,7 +112,7 @@ def test_the_commands_interpreter_is_that_of_the_copy(node: Node) -> None:
 def test_names_cannot_be_known() -> None:
     names = {staged_env.new_name("12_3") for _ in range(100)}
     assert len(names) == 100
-    assert all(re.fullmatch(r"cluster_ddp-env-12_3-[A-Za-z0-9]{10}", name) for name in names)
+    assert all(re.fullmatch(r"cluster_ddp-env-12_3-[0-9a-f]{16}", name) for name in names)
 
 
 def test_the_last_task_of_the_node_removes_it(node: Node) -> None:
@@ -136,7 +136,7 @@ def test_what_the_command_has_started_keeps_the_copy(node: Node) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    staged_env._remove_unused(node.copy)
+    rank_notes.remove_unused(node.copy)
     assert node.entries() == []
 
 
@@ -244,7 +244,7 @@ def test_nothing_is_removed_while_it_is_unpacked(node: Node, monkeypatch: pytest
     def tar(*words: Any, **options: Any) -> Any:
         part = node.disk / f"{node.copy.name}.part"
         os.utime(part, (0, 0))
-        staged_env._remove_leftovers(node.disk)
+        rank_notes.remove_leftovers(node.disk, prefix=staged_env.PREFIX, new_s=staged_env.LEFT_AFTER_S)
         return run(*words, **options)
 
     with monkeypatch.context() as patch:

@@ -32,7 +32,7 @@ time.sleep = lambda s: os.kill(os.getpid(), signal.SIGKILL) if s == 60 else slee
 given = json.loads(sys.argv[2])
 exec(given["setup"])
 label = Variables(os.environ).job_label()
-is_requeued = requeue.ask_for(label, "Stopped in time", 3, os.environ, **given["asked"])
+is_requeued = requeue.Requeue(label, os.environ, **given["asked"]).ask("Stopped in time", 3)
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 print("is requeued:", is_requeued, flush=True)
 """
@@ -47,7 +47,7 @@ class Done(NamedTuple):
 
     @property
     def is_requeued(self) -> bool | None:
-        """What `ask_for` returned; None if it did not return."""
+        """What `ask` returned; None if it did not return."""
         *_, last = ["", *self.log.splitlines()]
         return last.endswith("True") if last.startswith("is requeued: ") else None
 
