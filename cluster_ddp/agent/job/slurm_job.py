@@ -11,10 +11,11 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import chain_file, rank_notes
 from cluster_ddp.agent.job import chain, job_log, slurm_commands, srun_step, tasks
+from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.agent.job.restart.requeue import Requeue
-from cluster_ddp.agent.job.start_loop import JobSetup, Starts
+from cluster_ddp.agent.job.start_loop import Starts
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import SpecError

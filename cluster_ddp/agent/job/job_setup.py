@@ -1,0 +1,62 @@
+"""What a job of Slurm starts with: its options, its size, its environment, its folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster_ddp.agent import array_values, launch_env, outcome
+from cluster_ddp.agent.job import srun_step
+from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.protocol import Env
+from cluster_ddp.slurm.variables import Variables, node_name
+
+
+class JobSetup:
+    """A job of Slurm as it starts.
+
+    Args:
+        options: of the job.
+        env: the environment of the batch script, or of a shell of salloc, completed.
+        is_on_node: whether this process is on the job's first node, as a batch script is.
+
+    Raises:
+        ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
+    """
+
+    def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
+        self.label = Variables(env).job_label()
+        self.folder = launch_env.run_dir(options, self.label)
+        command = array_values.filled(options.command, options.grid, env)
+        self.next_job = options.next_job if options.chain is not None else None
+        """The job that follows in the chain; empty if none does; None without a chain."""
+        self.options = options._replace(command=tuple(command), chain=None, next_job="")
+        self.job = self.label if self.next_job is None else env["SLURM_JOB_ID"]
+        """The job's id, of a chain this job's."""
+        self.host, self.is_on_node = node_name(env), is_on_node
+        self.requeues = Variables(env).requeues()
+        self.size = launch_env.shape(options, env)
+        self.added = launch_env.on_slurm(options, self.size, self.label)
+        self.added |= launch_env.of_start({**env, **self.added}, self.host, self.requeues)
+        """Variables that the tasks get beside those of the batch script."""
+        self.env = {**env, **self.added}
+        # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
+        self.records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
+        self.early: list[int] = []
+        """Signals that came before the ranks were started."""
+        self._script = os.getppid()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the batch script has ended, and so the job: only proctrack/cgroup ends this process with it."""
+        return os.getppid() != self._script
+
+    def note(self, ended: Outcome) -> None:
+        """Write how a start has ended."""
+        outcome.write(self.records, ended, shared=self.options.share)
+
+    def command(self) -> list[str]:
+        """Return the command that starts the tasks."""
+        return srun_step.srun(self.options, self.size, self.folder)
