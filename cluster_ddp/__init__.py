@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.data.shard import Shard
     from cluster_ddp.runtime.data.stream import Stream
     from cluster_ddp.runtime.distributed import distributed
+    from cluster_ddp.runtime.model.cpu_layers import fast_cpu
     from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs
-    from cluster_ddp.runtime.model.fast_cpu import fast_cpu
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
     from cluster_ddp.runtime.non_finite import FiniteCheck
     from cluster_ddp.runtime.profiling.step_trace import trace_range
@@ -123,7 +123,7 @@ _MODULES = {
     "Topology": "slurm.topology",
     "World": "runtime.world",
     "distributed": "runtime.distributed",
-    "fast_cpu": "runtime.model.fast_cpu",
+    "fast_cpu": "runtime.model.cpu_layers",
     "load_weights": "runtime.checkpoint.restore",
     "lr_scale": "runtime.model.learning_rate",
     "submit": "submit_api",

@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm" / "doctor")]
 
 import doctor_faults  # type: ignore[import-not-found]  # noqa: E402
 
-from cluster_ddp.doctor import login_node  # noqa: E402
+from cluster_ddp.doctor import login_node_checks  # noqa: E402
 from cluster_ddp.doctor.checks import all_checks  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "doctor.md"
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- begin: scripts/doctor_table.py -->\n", "<!-- end -->\n"
 TIERS = {
     **all_checks.OF_RANK_0,
     "nodes": {**{check.name: check.detects for check in all_checks.ALL}, **all_checks.OF_RANK_0["nodes"]},
-    "login node": login_node.CHECKS,
+    "login node": login_node_checks.CHECKS,
 }
 
 

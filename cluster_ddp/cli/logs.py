@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import find_runs, run_progress, watch
+from cluster_ddp.jobs import find_runs, run_state, watch
 from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.logs import PLAIN, LogReader
 from cluster_ddp.jobs.run_record import RunRecord
@@ -100,7 +100,7 @@ def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def _failed_first(job: Job) -> Iterator[str]:
     """The log of the rank that failed first: a batch script of one's own has no log that ends with its error."""
-    ended = run_progress.outcome_of(job.run_dir)
+    ended = run_state.outcome_of(job.run_dir)
     first = None if ended is None or ended.requeued else ended.first
     if first is not None and first.rank is not None and first.rank < job.ranks:
         yield File.TASK_LOG.format(_task_of(first.rank, job))

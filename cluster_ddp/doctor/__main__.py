@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _become(command) if command and not status else status
         if command:
             raise SpecError(f"Running {shlex.join(command)}:", "this is not a job.", "srun cluster-ddp doctor -- …")
-        from cluster_ddp.doctor import login_node
+        from cluster_ddp.doctor import login_node_checks
 
-        return login_node.examine(options, os.environ)
+        return login_node_checks.examine(options, os.environ)
 
 
 def _examine_step(options: Options) -> int:

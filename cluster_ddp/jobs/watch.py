@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.jobs import run_progress
+from cluster_ddp.jobs import run_state
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.protocol import RESTART, TO_RESUME, File
 from cluster_ddp.run_files import tail
@@ -66,7 +66,7 @@ def _figures(run_dir: Path, since_s: float) -> str:
     """How far a training is, if it has told anything since then: a resumed run has records of an earlier job."""
     with contextlib.suppress(OSError):
         if (run_dir / File.METRICS).stat().st_mtime >= since_s:
-            return run_progress.line(run_dir)
+            return run_state.line(run_dir)
     return ""
 
 
@@ -163,7 +163,7 @@ class _Following:
         try:
             self.statuses = self.first.scheduler.statuses(self.label, self.first.cluster, self.first.run_dir)
         except JobNotFoundError:
-            self.forgotten = None if self.is_array else run_progress.how_ended(self.first.run_dir)
+            self.forgotten = None if self.is_array else run_state.how_ended(self.first.run_dir)
             said = f" Its training ended as {self.forgotten}, by its own records." if self.forgotten else ""
             self.show(f"job {self.label}: Slurm no longer knows it.{said}")
             self.show_logs(to_the_end=True)

@@ -1,8 +1,8 @@
 """The reference workload: the CNN of PyTorch's MNIST example, trained under DDP.
 
-model  the CNNs and their recipes   data       images and labels as tensors
-step   a batch's gradients, update  idx_files  the datasets' files and their digests
-loop   train and test
+model    the CNNs                     data       images and labels as tensors
+recipes  how they are trained         idx_files  the datasets' files and their digests
+step     a batch's gradients, update  loop       train and test
 """
 
 from __future__ import annotations

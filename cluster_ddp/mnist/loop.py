@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import cluster_ddp
 from cluster_ddp.mnist import data, idx_files
-from cluster_ddp.mnist.model import Recipe, chosen, identity
+from cluster_ddp.mnist.recipes import Recipe, chosen, identity
 from cluster_ddp.mnist.step import Step
 from cluster_ddp.train_options import TrainConfig, TrainResult
 

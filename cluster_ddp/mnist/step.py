@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp import CudaGraphs, Shard, World, fast_cpu, trace_range
-from cluster_ddp.mnist.model import Recipe, lr_factor, warm_up
+from cluster_ddp.mnist.recipes import Recipe, lr_factor, warm_up
 from cluster_ddp.train_options import TrainConfig
 
 

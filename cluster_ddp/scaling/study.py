@@ -20,7 +20,7 @@ from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir
-from cluster_ddp.jobs import find_runs, run_progress, run_record
+from cluster_ddp.jobs import find_runs, run_record, run_state
 from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.run_files import read_json, why
@@ -147,7 +147,7 @@ def _seconds(job: Job, elapsed: str) -> float | None:
     """From a job's start to its end; on this machine from its submission."""
     if elapsed:
         return elapsed_s(elapsed)
-    ended = run_progress.outcome_of(job.run_dir)
+    ended = run_state.outcome_of(job.run_dir)
     return ended.time - run_record.read(job.run_dir).began_s if ended is not None and ended.time else None
 
 

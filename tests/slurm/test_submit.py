@@ -22,7 +22,7 @@ import cluster_ddp
 from cluster_ddp import JobSpec
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.submission.backends import submitit_task
-from cluster_ddp.submission.checks import training_script
+from cluster_ddp.submission.checks import script_mistakes
 
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2")
 HELLO = ("python", str(ROOT / "examples" / "hello_ddp.py"))
@@ -72,7 +72,7 @@ def test_the_variables_that_submit_warns_of_have_no_value(place: Place, launcher
     spec = JobSpec(name="x", gpus_per_node=2, launcher=launcher)  # type: ignore[arg-type]
     never = ("SLURM_CPUS_PER_TASK", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
     for name in (*never, "SLURM_GPUS_PER_TASK", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
-        assert bool(training_script.cure_of_unset(spec, name, on_slurm=True)) == (name not in variables), name
+        assert bool(script_mistakes.cure_of_unset(spec, name, on_slurm=True)) == (name not in variables), name
     assert variables.get("SLURM_RESTART_COUNT", "0") == "0"
     assert variables["SLURM_PROCID"] == ("0" if launcher == "torchrun" else "1")
 

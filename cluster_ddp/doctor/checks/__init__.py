@@ -1,6 +1,6 @@
 """Tier 1: what each node and each rank checks alone. Nothing here waits for another rank or imports torch.
 
-task_environment  whether a task got what was asked for: its place, GPUs, CPUs, Python
+task_allocation   whether a task got what was asked for: its place, GPUs, CPUs, Python
 folders           whether the folders of a job are there, writable and not full
 resource_limits   open files, address space, locked memory, ports, memory
 network_setup     names, addresses and interfaces of the nodes

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.doctor.checks import folders, network_setup, resource_limits, task_environment
+from cluster_ddp.doctor.checks import folders, network_setup, resource_limits, task_allocation
 from cluster_ddp.doctor.checks.check_types import Check, Site
 from cluster_ddp.doctor.checks.gpu_health import gpu_health
 from cluster_ddp.doctor.findings import Finding
@@ -27,9 +27,9 @@ Task = Callable[[], Iterable[Any]]
 """What is run: its items must fit JSON. A text says what it does from now on, such as the name of a check."""
 
 GROUPS: dict[str, tuple[Check, ...]] = {
-    "launch": (task_environment.hidden_gpus, task_environment.gpu_listed_twice, task_environment.one_task_step),
+    "launch": (task_allocation.hidden_gpus, task_allocation.gpu_listed_twice, task_allocation.one_task_step),
     "files": (folders.submit_folder, folders.run_folder, folders.data_folder),
-    "python env": (task_environment.torch_build, task_environment.other_environment),
+    "python env": (task_allocation.torch_build, task_allocation.other_environment),
     "limits": (
         resource_limits.open_files,
         resource_limits.address_space,
@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "names": (network_setup.master_address, network_setup.own_name),
     "gpus": (gpu_health,),
     "memory": (resource_limits.shared_memory, resource_limits.memory_limit, resource_limits.out_of_memory),
-    "cpus": (task_environment.fewer_cpus, task_environment.too_many_threads),
+    "cpus": (task_allocation.fewer_cpus, task_allocation.too_many_threads),
 }
 """Name of a group, which runs in a process of its own -> its checks."""
 ALL = tuple(check for checks in GROUPS.values() for check in checks)

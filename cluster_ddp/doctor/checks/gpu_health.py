@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from cluster_ddp.doctor.checks.check_types import Site, node_check
-from cluster_ddp.doctor.checks.task_environment import torch_versions
+from cluster_ddp.doctor.checks.task_allocation import torch_versions
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.runtime.profiling.nvml import THROTTLED, chosen, known
 

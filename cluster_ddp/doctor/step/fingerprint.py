@@ -15,7 +15,7 @@ from typing import Any
 
 import cluster_ddp
 from cluster_ddp._version import __version__
-from cluster_ddp.doctor.checks import network_setup, task_environment
+from cluster_ddp.doctor.checks import network_setup, task_allocation
 from cluster_ddp.doctor.checks.check_types import Site
 from cluster_ddp.doctor.checks.gpu_health import gpus_of_rank
 from cluster_ddp.doctor.step import links
@@ -74,7 +74,7 @@ def _addresses_of(name: str) -> list[str] | None:
 def _versions() -> dict[str, str]:
     found = {
         "Python": ".".join(map(str, sys.version_info[:2])),
-        "torch": (task_environment.torch_versions() or {}).get("version", "none"),
+        "torch": (task_allocation.torch_versions() or {}).get("version", "none"),
         "NCCL": _nccl(),
         "cluster_ddp": f"{__version__} ({_digest_of_package()})",
         "this folder (git)": _commit(Path.cwd()),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster_ddp.errors import RunDirError, aligned, printable
-from cluster_ddp.jobs import run_progress, run_record
+from cluster_ddp.jobs import run_record, run_state
 from cluster_ddp.jobs.report import training_stats
 from cluster_ddp.jobs.report.summary import Report
 from cluster_ddp.jobs.report.training_stats import RESULTS
@@ -154,7 +154,7 @@ def best_line(run_dirs: Sequence[Path]) -> str:
         top, keys = found[ranking.order[0]], _differing([one.values for one in found])
         options = ", ".join(f"{key}={top.values[key]}" for key in keys if key in top.values)
         value = ranking.value(results[ranking.order[0]], ranking.by)
-        result = f"{ranking.kinds[ranking.by]} {run_progress.in_words({ranking.by: value}, ranking.by)[0]}".lstrip()
+        result = f"{ranking.kinds[ranking.by]} {run_state.in_words({ranking.by: value}, ranking.by)[0]}".lstrip()
         whole = shlex.quote(os.path.relpath(top.run_dir.with_name(top.whole_name)))
         task = f"{top.job} ({options})" if options else top.job
         return printable(f"Best: task {task}: {result}. All tasks: cluster-ddp report {whole}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from cluster_ddp.errors import counted, hours, printable
-from cluster_ddp.jobs import run_progress
+from cluster_ddp.jobs import run_state
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.jobs.report.training_stats import Start, Training
 from cluster_ddp.jobs.report.usage import GpuUse, NodeUse, mean_utilization
@@ -27,7 +27,7 @@ def as_text(found: Report) -> str:
     lines = [f"{status.name}, {f'job {status.job}' if status.job else 'no job'}: {status.state}"]
     lines += [f"  Job {status.earlier} was resumed as this one."] if status.earlier else []
     limit = f" of {found.asked['time']}" if found.asked.get("time") else ""
-    trained = run_progress.in_words(asdict(status), "epoch", "loss", "accuracy", "samples_per_s")
+    trained = run_state.in_words(asdict(status), "epoch", "loss", "accuracy", "samples_per_s")
     if found.training.waiting_for_data is not None and not found.training.parts:
         trained.append(f"waited for data {100 * found.training.waiting_for_data:.0f} % of the time")
     printed = [f"{name} {one[0]:.6g} … {one[-1]:.6g} ({len(one)})" for name, one in found.printed.items()]

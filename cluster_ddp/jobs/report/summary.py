@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import SpecError, counted, hours
-from cluster_ddp.jobs import run_progress
+from cluster_ddp.jobs import run_state
 from cluster_ddp.jobs.report import cost, training_stats, usage
 from cluster_ddp.jobs.report.cost import Cost
 from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
-from cluster_ddp.jobs.run_progress import Failure
+from cluster_ddp.jobs.run_state import Failure
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import is_count, read_json
@@ -136,7 +136,7 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None, co2_g_pe
     return Report(
         status=status,
         asked=_asked(run_dir),
-        failures=run_progress.failures(run_dir),
+        failures=run_state.failures(run_dir),
         cost=cost.of(status, training, nodes, co2_g_per_kwh=co2_g_per_kwh),
         training=training,
         nodes=nodes,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.training_stats import Start
-from cluster_ddp.jobs.run_progress import Failure
+from cluster_ddp.jobs.run_state import Failure
 from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
 from cluster_ddp.run_files import each_json_line, number
 

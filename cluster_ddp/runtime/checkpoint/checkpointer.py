@@ -32,7 +32,7 @@ from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver, check_choices
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary
 from cluster_ddp.runtime.collectives import PerRank
-from cluster_ddp.runtime.data.training_data import TrainingData
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.profiling.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag
@@ -75,7 +75,7 @@ class Checkpointer:
         self,
         world: World,
         *,
-        shard: TrainingData | Sequence[TrainingData] | None = None,
+        shard: BatchIterator | Sequence[BatchIterator] | None = None,
         run_dir: RunDir | str | os.PathLike[str] | None = None,
         every: str | None = None,
         keep: int = 3,
@@ -90,7 +90,7 @@ class Checkpointer:
         **parts: Stateful,
     ) -> None:
         self.world = world
-        self._shards = [shard] if isinstance(shard, TrainingData) else list(shard or ())
+        self._shards = [shard] if isinstance(shard, BatchIterator) else list(shard or ())
         self._stop_flag = StopFlag(stop_signals, told=world.is_main)
         interval = Interval.parse(every or ("1epoch" if self._shards else "10min"), has_epochs=bool(self._shards))
         check_choices(keep, on_nan)

@@ -18,7 +18,7 @@ from cluster_ddp.runtime.checkpoint.sharded import resharding
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
 from cluster_ddp.runtime.collectives import PerRank
-from cluster_ddp.runtime.data.training_data import TrainingData
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.model.dtensor_pieces import content
 from cluster_ddp.runtime.non_finite import FiniteState
@@ -46,7 +46,7 @@ class TrainingState:
     def __init__(
         self,
         world: World,
-        shards: Sequence[TrainingData],
+        shards: Sequence[BatchIterator],
         *,
         identity: Mapping[str, Any],
         meters: Mapping[str, PerRank],

@@ -1,7 +1,7 @@
 """The training data of a rank.
 
 world_data      what a script calls
-training_data   what a shard and a stream have in common
+batch_iterator  what a shard and a stream have in common
 shard           its samples of every batch
 device_dataset  datasets that fit into the device's memory: batches are gathered there
 data_loader     other datasets: a DataLoader, its workers, and its batches' way to a GPU

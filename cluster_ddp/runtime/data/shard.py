@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Sampler
 
 from cluster_ddp.errors import DataError, counted
-from cluster_ddp.runtime.data.training_data import TrainingData
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.rng import stream_seed
 
@@ -147,7 +147,7 @@ def _ratio_up(count: int, of: int) -> int:
     return -(-count // of)
 
 
-class Shard(TrainingData):
+class Shard(BatchIterator):
     """Iterates over this rank's batches; made by `World.shard`.
 
     Each pass is the epoch of the last `set_epoch`; without it, the order is the same each time. In the loop, `seen`,

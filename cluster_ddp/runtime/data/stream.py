@@ -20,18 +20,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from cluster_ddp.errors import DataError, counted
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.data.data_loader import as_it_is, copied
 from cluster_ddp.runtime.data.device_dataset import fingerprint
 from cluster_ddp.runtime.data.stream_places import StreamPlaces
 from cluster_ddp.runtime.data.stream_reader import Order, Record, Start, StreamReader
-from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.data.uneven_inputs import FirstItems, NextBatchAgreement
 from cluster_ddp.runtime.failure import last_progress
 
 log = logging.getLogger("cluster_ddp")
 
 
-class Stream(TrainingData):
+class Stream(BatchIterator):
     """Iterates over this rank's batches of an iterable; made by `World.stream`.
 
     Args:

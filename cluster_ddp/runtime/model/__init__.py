@@ -7,7 +7,7 @@ model_wrapping   how a model is wrapped: DDP, FSDP or HSDP; the layers that it r
 dtensor_pieces   tensors that are sharded over the ranks, and their pieces
 empty_init       a model's constructor without memory for its tensors: records what it does
 materialize      makes the tensors that were recorded, each rank its shards
-fast_cpu         layers and memory for faster training on CPUs
+cpu_layers       layers and memory for faster training on CPUs
 cuda_graphs      parts of a step as CUDA graphs
 learning_rate    scaling with the number of ranks, and warm-up
 memory_estimate  what weights, gradients and optimizer state take in a GPU, from a model's shapes

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.errors import SpecError, check_options
-from cluster_ddp.runtime.data.training_data import TrainingData
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def unwrapped(part: T) -> T:
 
 
 @contextmanager
-def accumulate(model: torch.nn.Module, batch: TrainingData | int, *, every: int | None) -> Iterator[bool]:
+def accumulate(model: torch.nn.Module, batch: BatchIterator | int, *, every: int | None) -> Iterator[bool]:
     """Run forward and backward in the body as `World.accumulate` describes, with its errors."""
     is_last = _is_last(batch, every)
     if not isinstance(batch, int):
@@ -117,7 +117,7 @@ def accumulate(model: torch.nn.Module, batch: TrainingData | int, *, every: int 
         yield is_last
 
 
-def _is_last(batch: TrainingData | int, every: int | None) -> bool:
+def _is_last(batch: BatchIterator | int, every: int | None) -> bool:
     """Whether a batch is the last one of its update."""
     asked = f"Accumulating {'the' if every is None else every} batches of an update:"
     if every is None:

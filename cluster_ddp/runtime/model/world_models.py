@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.data.training_data import TrainingData
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.model import ddp, empty_init, model_wrapping
 from cluster_ddp.runtime.model.dtensor_pieces import content, full
 from cluster_ddp.runtime.model.model_wrapping import Blocks, Sharded, Strategy
@@ -121,7 +121,7 @@ class Models(Collectives):
         return empty_init.recorded(self.device)
 
     def accumulate(
-        self, model: torch.nn.Module, batch: TrainingData | int, *, every: int | None = None
+        self, model: torch.nn.Module, batch: BatchIterator | int, *, every: int | None = None
     ) -> AbstractContextManager[bool]:
         """Return a context for forward and backward of one batch of a group that makes one update.
 

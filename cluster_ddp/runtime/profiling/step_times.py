@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from cluster_ddp.runtime.data.training_data import TrainingData
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 
 RECORD_EVERY_S = 10.0
 # A record of less would say little.
@@ -32,7 +32,7 @@ class StepTimes:
     Of the parts that are trained, DDP models and optimizers are measured.
     """
 
-    def __init__(self, shards: Sequence[TrainingData], parts: Iterable[object], *, world_size: int) -> None:
+    def __init__(self, shards: Sequence[BatchIterator], parts: Iterable[object], *, world_size: int) -> None:
         self._shards, self._world_size = shards, world_size
         parts = list(parts)
         inner = [getattr(part, "_orig_mod", part) for part in parts]  # of torch.compile's wrapper

@@ -2,7 +2,7 @@
 
 preflight         runs all checks but that of a site's template
 command_mistakes  commands that start ranks themselves, no such program or script, words that only a shell reads
-training_script   syntax errors of a script, variables of Slurm that have no value
+script_mistakes   syntax errors of a script, variables of Slurm that have no value
 job_environment   modules, environments, images, and the packages of the job's Python
 feasibility       whether the cluster has what the job asks for
 partition_access  whether its partition takes jobs of the account, and from nodes, for a chain

@@ -22,7 +22,7 @@ from cluster_ddp.submission.checks import (
     job_environment,
     job_warnings,
     partition_access,
-    training_script,
+    script_mistakes,
 )
 from cluster_ddp.submission.checks.job_warnings import Advice
 from cluster_ddp.submission.planning import Plan
@@ -52,7 +52,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
             size = {"tasks": spec.world_size, "gpus": spec.gpus_per_node}
             command_mistakes.check_launcher(spec.command, **size, is_submission=True)
         warnings += command_mistakes.check_program(plan.spec)
-        warnings += training_script.check(plan.spec, _folder(plan), on_slurm=on_slurm)
+        warnings += script_mistakes.check(plan.spec, _folder(plan), on_slurm=on_slurm)
     job_environment.check_packages(plan.spec)
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
     warnings += [Advice("cluster", text) for text in cluster.warnings]

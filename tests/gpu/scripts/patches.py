@@ -63,7 +63,7 @@ def _set_capture(is_on: bool, task: dict[str, Any]) -> None:
 def _set_dropout(is_on: bool, task: dict[str, Any]) -> None:
     from torch.nn import Dropout
 
-    from cluster_ddp.runtime.model.fast_cpu import ByteDropout
+    from cluster_ddp.runtime.model.cpu_layers import ByteDropout
 
     if not is_on:
         Dropout.forward = ByteDropout.forward = lambda self, x: x

@@ -21,7 +21,7 @@ from ranks import Outcome, job_ids, run_ranks, slurm_step
 import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.mnist import data, loop
-from cluster_ddp.mnist.model import RECIPES, chosen, lr_factor
+from cluster_ddp.mnist.recipes import RECIPES, chosen, lr_factor
 from cluster_ddp.mnist.step import Step
 from cluster_ddp.runtime.data.data_loader import Loader
 from cluster_ddp.runtime.profiling import node_usage

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster_ddp.mnist.model import RECIPES, one_cycle, step_lr
+from cluster_ddp.mnist.recipes import RECIPES, one_cycle, step_lr
 
 
 def test_the_references_rate_is_that_of_step_lr() -> None:

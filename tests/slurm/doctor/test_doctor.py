@@ -26,8 +26,8 @@ from doctor_faults import Fault, Variant
 from slowness import scaled, wait_until
 
 import cluster_ddp
-from cluster_ddp.doctor import login_node
-from cluster_ddp.doctor.checks import all_checks, task_environment
+from cluster_ddp.doctor import login_node_checks
+from cluster_ddp.doctor.checks import all_checks, task_allocation
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import cluster as sandbox
@@ -113,7 +113,7 @@ class Allocation:
 
 
 def _furnish(folder: Path) -> None:
-    torch_folder = (task_environment.torch_versions() or {})["folder"]
+    torch_folder = (task_allocation.torch_versions() or {})["folder"]
     for name in ("run", "data", "half", "other", "older/torch", "ahead", "slow", "thrice", "hangs", "ends/torch"):
         (folder / name).mkdir(parents=True)
     for name in ("train", "valid", "test"):
@@ -305,7 +305,7 @@ def test_each_check_that_can_be_shown_here_is_shown() -> None:
     made = (*faults.AT_ONCE, *faults.NETWORK, *faults.IN_THE_BATCH_SHELL, *faults.ON_A_LOGIN_NODE)
     shown = {fault.check for fault in made}
     of_rank_0 = {name for checks in all_checks.OF_RANK_0.values() for name in checks}
-    everyone = {one.name for one in all_checks.ALL} | of_rank_0 | {*login_node.CHECKS}
+    everyone = {one.name for one in all_checks.ALL} | of_rank_0 | {*login_node_checks.CHECKS}
     assert shown <= everyone
     # GPUs, InfiniBand, control groups and faults of hardware are not here: tests/pure/doctor has stand-ins.
     elsewhere = {"gpu_health", "same_gpu", "locked_memory", "memory_limit", "out_of_memory"}

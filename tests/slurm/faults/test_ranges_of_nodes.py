@@ -13,7 +13,7 @@ from restarting import Job
 from slowness import wait_until
 
 from cluster_ddp.cli import report, status
-from cluster_ddp.jobs import run_progress
+from cluster_ddp.jobs import run_state
 from cluster_ddp.protocol import File
 from cluster_ddp.slurm import job_status
 
@@ -35,7 +35,7 @@ def test_a_range_of_nodes_shrinks_when_one_is_lost_and_grows_by_a_requeue(
     assert job.wait_for_failures(1).then == "restart", output(job.path)
     job.ranks(1, count=2)
     faults.bring_back_node(layout, lost.node)
-    job.wait_for_step(4 + (run_progress.saved_step(job.path) or 0))
+    job.wait_for_step(4 + (run_state.saved_step(job.path) or 0))
     job.slurm("scancel", "--batch", "--signal=USR1", job.job)
     said = job.completed(restarts=1)
     starts = [json.loads(line) for line in (job.path / File.STARTS).read_text().splitlines()]

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError, NonFiniteError, SpecError
-from cluster_ddp.jobs import run_progress
+from cluster_ddp.jobs import run_state
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.non_finite import FiniteState
@@ -100,9 +100,9 @@ def test_the_last_finite_checkpoint_stays(
     (record,) = [one for one in said.records if one.levelno == logging.ERROR]
     assert "Training, step 4:" in record.getMessage() and words in record.getMessage()
     assert "step-00000002.pt" in record.getMessage() and 'on_nan="stop"' in record.getMessage()
-    assert run_progress.non_finite_step(tmp_path) == 4
+    assert run_state.non_finite_step(tmp_path) == 4
     train(world, tmp_path, keep=1)  # it resumes from there
-    assert saved(tmp_path) == [8] and run_progress.non_finite_step(tmp_path) is None
+    assert saved(tmp_path) == [8] and run_state.non_finite_step(tmp_path) is None
     model = checkpoint_file.read(tmp_path / "checkpoints" / "step-00000008.pt")["parts"]["model"]
     assert model["linear.weight"].isfinite().all()
 

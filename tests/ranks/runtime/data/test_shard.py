@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset, RandomSampler, TensorDataset
 
 from cluster_ddp.errors import ClusterDDPError, DataError
-from cluster_ddp.runtime.data import data_loader, training_data
+from cluster_ddp.runtime.data import batch_iterator, data_loader
 from cluster_ddp.runtime.data.data_loader import Loader
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
@@ -280,7 +280,7 @@ def test_a_gpus_next_batch_is_copied_while_this_one_is_used(monkeypatch: pytest.
 
 def test_samples_per_second_are_those_of_this_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(training_data, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(batch_iterator, "time", SimpleNamespace(monotonic=lambda: now[0]))
     shard = shard_of(20, ranks(20, 2, 2)[0])
     assert shard.samples_per_s == 0
     shard.resume(0, step=2, seen=8)

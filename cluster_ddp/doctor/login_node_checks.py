@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from cluster_ddp.doctor.checks import all_checks, folders, resource_limits, task_environment
+from cluster_ddp.doctor.checks import all_checks, folders, resource_limits, task_allocation
 from cluster_ddp.doctor.checks.check_types import Site
 from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.doctor.step.rank import Options
@@ -84,12 +84,12 @@ def _settings(site: Site) -> Iterator[Finding]:
 
 def _python(site: Site) -> Iterator[Finding]:
     """Check this Python and this shell's limits, which sbatch hands on. A job may have another Python."""
-    for check in (task_environment.other_environment, resource_limits.address_space, resource_limits.open_files):
+    for check in (task_allocation.other_environment, resource_limits.address_space, resource_limits.open_files):
         yield from check.run(site)
     with contextlib.suppress(ClusterDDPError):  # a finding of another tier
         gpus = max((group.gpus_of(None) for group in partitions.read() if group.usable), default=0)
         site = replace(site, topology=replace(site.topology, gpus_on_node=gpus))
-    yield from (replace(found, is_warning=True) for found in task_environment.torch_build.run(site))
+    yield from (replace(found, is_warning=True) for found in task_allocation.torch_build.run(site))
 
 
 def _files(site: Site) -> Iterator[Finding]:
@@ -134,7 +134,7 @@ def _shown_cluster(groups: list[partitions.NodeGroup]) -> str:
 
 
 def _shown_torch() -> str:
-    found = task_environment.torch_versions() or {}
+    found = task_allocation.torch_versions() or {}
     return f"torch {found.get('version')}, CUDA {found.get('cuda')}"
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import cluster_ddp
 from cluster_ddp.mnist.model import Net, SmallNet
-from cluster_ddp.runtime.model.fast_cpu import ByteDropout, ChannelsLastMaxPool2d
+from cluster_ddp.runtime.model.cpu_layers import ByteDropout, ChannelsLastMaxPool2d
 
 
 @pytest.mark.quick
@@ -79,7 +79,7 @@ def test_dropout_follows_the_seed_and_does_nothing_in_a_test() -> None:
 
 STEPS = """
 import os, resource, sys, torch
-from cluster_ddp.runtime.model.fast_cpu import keep_freed_memory
+from cluster_ddp.runtime.model.cpu_layers import keep_freed_memory
 if sys.argv[1] == "keep": keep_freed_memory(os.environ)
 def step():
     blocks = [torch.ones(12 << 20) for _ in range(2)]  # 48 MiB each: over what malloc keeps by itself

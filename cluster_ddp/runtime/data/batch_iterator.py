@@ -13,7 +13,7 @@ from cluster_ddp.errors import SpecError
 log = logging.getLogger("cluster_ddp")
 
 
-class TrainingData(ABC):
+class BatchIterator(ABC):
     """Iterates over this rank's batches of an epoch.
 
     Each pass is the epoch of the last `set_epoch`. In the loop, `step`, `seen`, `progress`, `mean_batch` and

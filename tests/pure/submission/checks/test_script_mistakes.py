@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.checks import training_script
+from cluster_ddp.submission.checks import script_mistakes
 from cluster_ddp.submission.spec import JobSpec
 
 PYTHON = Path(sys.executable).name
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(*command: str, folder: Path | None = None, on_slurm: bool = True, **more: object) -> list[tuple[str, str]]:
     spec = JobSpec(name="x", command=command, **more)  # type: ignore[arg-type]
-    return [tuple(one) for one in training_script.check(spec, folder or Path.cwd(), on_slurm=on_slurm)]
+    return [tuple(one) for one in script_mistakes.check(spec, folder or Path.cwd(), on_slurm=on_slurm)]
 
 
 @pytest.mark.parametrize("command", [(PYTHON, "app.pyz"), (PYTHON, "good.pyc"), ("bash", "extglob.sh")])
