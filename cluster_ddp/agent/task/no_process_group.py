@@ -18,9 +18,9 @@ _NEVER = float("inf")
 
 LAST_LOOK_S = 100.0
 """Seconds after the start of a command."""
-EVERY_S = 2.0
-"""Seconds from one look to the next."""
-_ALONE_LOOKS = 5  # a short training has been alone for so long that it was no start
+EVERY_S, ALONE_EVERY_S = 2.0, 0.5
+"""Seconds from one look to the next; from one that found the rank alone: it may join, train and end in a second."""
+_ALONE_LOOKS = 20  # a short training has been alone for so long that it was no start
 
 
 class GroupCheck:
@@ -38,7 +38,8 @@ class GroupCheck:
         now = time.monotonic()
         if now >= self._look_at:
             alone = not self._notes.has_joined(self._rank) and is_alone(self._pid)
-            self._looks, self._look_at = (self._looks + 1 if alone else 0), now + EVERY_S
+            self._looks = self._looks + 1 if alone else 0
+            self._look_at = now + (ALONE_EVERY_S if alone else EVERY_S)
             if now >= self._last_at:
                 self._report(1)
         return self._look_at - now
@@ -77,6 +78,8 @@ def _has_tcp(pid: int) -> bool:
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it has just been closed
             sockets.add(str(path.readlink()))
+    if not any(one.startswith("socket:") for one in sockets):
+        return False  # the tables of a busy host are long
     tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
     texts = [table.read_text() for table in tables if table.exists()]  # a kernel may lack IPv6
     return any(f"socket:[{line.split()[9]}]" in sockets for text in texts for line in text.splitlines()[1:])

@@ -128,10 +128,10 @@ def test_it_is_said_once_when_it_is_time(
 @pytest.mark.parametrize(
     ("looks", "said"),
     [
-        ([True] * 5, [("alone", 3)]),
-        ([False] * 3 + [True] * 5, [("alone", 3)]),  # torch took some seconds
-        ([True] * 4, []),  # it may have joined since the last look
-        ([True] * 9 + [False], []),  # it has joined
+        ([True] * 20, [("alone", 3)]),
+        ([False] * 3 + [True] * 20, [("alone", 3)]),  # torch took some seconds
+        ([True] * 19, []),  # it may have joined since the last look
+        ([True] * 40 + [False], []),  # it has joined
     ],
 )
 def test_a_short_training_that_was_alone_is_told_at_its_end(
@@ -145,8 +145,11 @@ def test_a_short_training_that_was_alone_is_told_at_its_end(
     monkeypatch.setattr(no_process_group, "is_alone", lambda pid: left.pop(0))
     client = Said()
     check = no_process_group.GroupCheck(1, 3, 4, Notes(tmp_path), client)
+    waits_s = []
     while left:
-        now[0] += check.look()
+        waits_s.append(check.look())
+        now[0] += waits_s[-1]
+    assert waits_s[1:] == [0.5 if alone else 2.0 for alone in looks]  # it may join and end in a second
     assert client.said == []
     check.ended()
     assert client.said == said
