@@ -51,6 +51,12 @@ def started(pid: int) -> str:
     return "" if state in "ZX" else f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {ticks}".strip()
 
 
+def is_new(pid: int) -> bool:
+    """Return whether a process was started in the last tenth of a second, and may become another program's."""
+    ticks = _state(pid)[1]
+    return bool(ticks) and time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK") < 0.1
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal or a debugger; False if there is none."""
     return _state(pid)[0] in "Tt"

@@ -45,7 +45,8 @@ class Training:
         self.epochs = 1 if config.dry_run else recipe.epochs
         self.train_shard, self.test_shard = data.shards(config, recipe.batch_size, world)
         size = self.train_shard.size
-        world.print(f"{world.world_size} ranks, {size} training samples, run directory {self.run_dir.path}")
+        ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+        world.print(f"{ranks}, {size} training samples, run directory {self.run_dir.path}")
         self.step = Step(config, recipe, world)
         self.loss_meter = cluster_ddp.Meter(world)
         model, scaler, on_nan = self.step.model, self.step.scaler, config.on_nan

@@ -123,7 +123,7 @@ def test_the_environment_has_what_the_wheel_asks_for_and_nothing_else(python: Pa
 
 def test_the_digits_are_learned(python: Path, tmp_path: Path) -> None:
     said = run([python, *TRAIN], tmp_path)
-    assert "1 ranks, 1437 training samples" in said
+    assert "1 rank, 1437 training samples" in said
     assert "Test set: Average loss" in said
 
 

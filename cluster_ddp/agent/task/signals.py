@@ -55,26 +55,29 @@ def takers(pid: int, number: int) -> list[int]:
 
     A shell may have one for itself only, with which it cleans up and ends: processes below it come first. A Python
     process without one is a training that is not ready yet, or starts one: below it, only shells and Python processes
-    count. Others, such as Go programs, are helpers of a training.
+    count. Others, such as Go programs, are helpers of a training. A shell that was just forked has its parent's
+    handlers until it runs a program: it does not count, and the command waits for what it becomes.
 
     Args:
         pid: the command's process. A child that has ended can be looked at until it is waited for.
         number: the signal.
     """
-    level, cleaning, has_python = [(pid, False)], list[int](), False
+    level, cleaning, waits = [(pid, False)], list[int](), False
     while level:
         found, below = list[int](), []
         for one, is_below_python in level:
             program = processes.program(one)
             is_shell, is_python = program in SHELLS, is_interpreter(program)
-            if _catches(one, number) and (is_shell or is_python or not is_below_python):
+            if is_shell and one != pid and processes.is_new(one):
+                waits = True
+            elif _catches(one, number) and (is_shell or is_python or not is_below_python):
                 (cleaning if is_shell and _cleans_up(one, number) else found).append(one)
-            has_python |= is_python
+            waits |= is_python
             below += [(child, is_below_python or is_python) for child in processes.children(one)]
         if found:
             return found
         level = below
-    return [] if has_python else cleaning[:1]
+    return [] if waits else cleaning[:1]
 
 
 def saving_below(pid: int) -> list[int]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
 from cluster_ddp.runtime.checkpoint.restore import load_into
@@ -134,8 +134,8 @@ class Checkpointer:
         """
         if not self._shards:
             hint = "give shard=world.shard(dataset, …), or loop over checkpoint.until(steps)"
-            raise SpecError(f"Training for {count} epochs:", "without a shard an epoch has no end.", hint)
-        self._tell_if_done(f"{count} epochs", done=self.epoch >= count)
+            raise SpecError(f"Training for {counted(count, 'epoch')}:", "without a shard an epoch has no end.", hint)
+        self._tell_if_done(counted(count, "epoch"), done=self.epoch >= count)
         self._boundary.total = count
         for shard in self._shards:
             shard.at_end = self._boundary.after_last_batch
@@ -168,8 +168,8 @@ class Checkpointer:
         """
         if self._shards:
             hint = "loop over checkpoint.epochs(count), or leave shard= out"
-            raise SpecError(f"Training for {steps} steps:", "a training with a shard has epochs.", hint)
-        self._tell_if_done(f"{steps} steps", done=self.steps >= steps)
+            raise SpecError(f"Training for {counted(steps, 'step')}:", "a training with a shard has epochs.", hint)
+        self._tell_if_done(counted(steps, "step"), done=self.steps >= steps)
         self._boundary.total = steps
         self._state.restore_rng()
         while (done := self.steps) < steps and not self._is_finished():

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from cluster_ddp.errors import counted
+
 _TOLD = 8  # most lines about settings
 _MISSING = object()
 
@@ -84,7 +86,7 @@ def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     before, now = saved["saved_by"]["world_size"], ours["saved_by"]["world_size"]
     if before != now:
         same = "same weights and place in the data, new streams of random numbers"
-        lines.append(f"{now} ranks instead of {before}: {same}")
+        lines.append(f"{counted(now, 'rank')} instead of {before}: {same}")
     for theirs, shard in zip(saved["shards"], ours["shards"], strict=True):
         before, now = theirs["global_batch"], shard["global_batch"]
         if before != now:

@@ -27,7 +27,7 @@ def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
     assert run.status().exit_code == 75
     assert "error: stopped in time, but started again 0 times already (--max-requeues 0)." in said
     said = start(place, nodes=ONE_TASK, run_dir=run.path).completed()
-    assert "1 ranks instead of 2: same weights and place in the data, new streams of random numbers" in said
+    assert "1 rank instead of 2: same weights and place in the data, new streams of random numbers" in said
     assert run.metrics()[-1]["kind"] == "done"
 
 

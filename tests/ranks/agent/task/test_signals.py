@@ -176,6 +176,18 @@ def test_a_shell_that_traps_both_is_told_if_nobody_else_can_be() -> None:
         assert task.wait(timeout=scaled(30)) == 5
 
 
+def test_a_shell_that_was_just_forked_gets_no_signal_of_its_parents() -> None:
+    """It has the parent's handlers until it runs `sleep`: the signal would be lost."""
+    text = "trap 'exit 5' USR1; trap : EXIT; echo ready; while :; do sleep 0.001; done"
+    with subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE) as shell:
+        try:
+            assert shell.stdout is not None and shell.stdout.readline() == b"ready\n"
+            found = [signals.takers(shell.pid, signal.SIGUSR1) for _ in range(5000)]
+        finally:
+            shell.kill()
+    assert {pid for takers in found for pid in takers} == {shell.pid}
+
+
 def test_the_end_of_the_others_does_not_change_the_status() -> None:
     """srun sends TERM to the tasks that are left when one has ended."""
     with started("bash", "-c", "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done", **AT_ONCE) as task:
