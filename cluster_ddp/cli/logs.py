@@ -20,6 +20,7 @@ from cluster_ddp.jobs.logs import PLAIN, LogReader
 from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.remote.remote_verbs import run_there
+from cluster_ddp.run_files import json_lines, number
 from cluster_ddp.submission.job import Job
 
 PROGRAM = "cluster-ddp logs"
@@ -90,7 +91,7 @@ def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:
     if not 0 <= rank < job.ranks:
         found = f"its ranks are 0 to {job.ranks - 1}."
         raise JobError(f"The log of rank {rank} of job {job.id}:", found, f"--rank {job.ranks - 1}, or --all")
-    task = _task_of(rank, job)
+    task = rank * job.tasks // job.ranks
     name = File.TASK_LOG.format(task)
     if each > 1:
         ranks = f"ranks {task * each} to {task * each + each - 1}"
@@ -99,12 +100,13 @@ def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _failed_first(job: Job) -> Iterator[str]:
-    """The log of the rank that failed first: a batch script of one's own has no log that ends with its error."""
+    """The log of the rank that failed first in the last start, if each rank has its own, which torchrun's have not.
+
+    A batch script of one's own has no log in the run directory that ends with its error.
+    """
+    starts = [one for one in json_lines(job.run_dir / File.STARTS) if one.get("kind") == "start"]
     ended = run_state.outcome_of(job.run_dir)
-    first = None if ended is None or ended.requeued else ended.first
-    if first is not None and first.rank is not None and first.rank < job.ranks:
-        yield File.TASK_LOG.format(_task_of(first.rank, job))
-
-
-def _task_of(rank: int, job: Job) -> int:
-    return rank * job.tasks // job.ranks
+    if ended is None or ended.first is None or ended.requeued or not starts or starts[-1].get("ranks") != job.tasks:
+        return
+    if ended.first.rank in range(job.tasks) and (number(starts[-1].get("time")) or 0.0) <= ended.time:
+        yield File.TASK_LOG.format(ended.first.rank)

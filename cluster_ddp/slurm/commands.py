@@ -57,11 +57,14 @@ def run(
 
 def _check_configuration(asked: str, env: Mapping[str, str]) -> None:
     """Slurm's commands wait a minute for a configuration file that is gone, such as that of a sandbox."""
-    path = env.get("SLURM_CONF")
-    with contextlib.suppress(PermissionError):
-        if path and not Path(path).exists():
+    if path := env.get("SLURM_CONF"):
+        try:
+            Path(path).stat()
+        except FileNotFoundError as error:
             hint = "unset SLURM_CONF, or give it the path of your cluster's slurm.conf"
-            raise SlurmError(asked, f"SLURM_CONF names a file that is not there: {path}", hint)
+            raise SlurmError(asked, f"SLURM_CONF names a file that is not there: {path}", hint) from error
+        except OSError:
+            return  # Slurm will say it
 
 
 def _call(

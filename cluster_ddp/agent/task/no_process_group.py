@@ -20,7 +20,7 @@ LAST_LOOK_S = 100.0
 """Seconds after the start of a command."""
 EVERY_S, ALONE_EVERY_S = 2.0, 0.5
 """Seconds from one look to the next; from one that found the rank alone: it may join, train and end in a second."""
-_ALONE_LOOKS = 20  # a short training has been alone for so long that it was no start
+_ALONE_LOOKS = 17  # a short training has been alone for so long that it was no start
 
 
 class GroupCheck:

@@ -56,7 +56,7 @@ def takers(pid: int, number: int) -> list[int]:
     A shell may have one for itself only, with which it cleans up and ends: processes below it come first. A Python
     process without one is a training that is not ready yet, or starts one: below it, only shells and Python processes
     count. Others, such as Go programs, are helpers of a training. A shell that was just forked has its parent's
-    handlers until it runs a program: it does not count, and the command waits for what it becomes.
+    handlers until it runs a program: a signal other than TERM, which can't wait, waits for what it becomes.
 
     Args:
         pid: the command's process. A child that has ended can be looked at until it is waited for.
@@ -68,10 +68,11 @@ def takers(pid: int, number: int) -> list[int]:
         for one, is_below_python in level:
             program = processes.program(one)
             is_shell, is_python = program in SHELLS, is_interpreter(program)
-            if is_shell and one != pid and processes.is_new(one):
-                waits = True
-            elif _catches(one, number) and (is_shell or is_python or not is_below_python):
-                (cleaning if is_shell and _cleans_up(one, number) else found).append(one)
+            if _catches(one, number) and (is_shell or is_python or not is_below_python):
+                if is_shell and one != pid and number != signal.SIGTERM and processes.is_new(one):
+                    waits = True
+                else:
+                    (cleaning if is_shell and _cleans_up(one, number) else found).append(one)
             waits |= is_python
             below += [(child, is_below_python or is_python) for child in processes.children(one)]
         if found:

@@ -76,7 +76,9 @@ def _check_conda(name: str) -> None:
         hint = "load conda's module in your shell first, or use --venv"
         raise SpecError(asked, "there is no conda on the PATH.", hint).about("conda_env")
     if (listing := answer("conda", ["conda", "env", "list"])) is None:
-        raise SpecError("Running conda env list:", f"no answer within {_TIMEOUT_S} s.", "try it in your shell")
+        raise SpecError(
+            "Running conda env list:", f"it can't be run, or takes over {_TIMEOUT_S} s.", "try it in your shell"
+        )
     lines = [line for line in listing.stdout.splitlines() if not line.startswith("#")]
     known = {word for line in lines for word in line.split()} - {"*"}
     if not {name, str(Path(name).expanduser().absolute())} & known and not (Path(name) / "conda-meta").is_dir():
@@ -89,7 +91,7 @@ def _check_modules(modules: Sequence[str]) -> list[Advice]:
     names = " ".join(modules)
     load = f"type module >/dev/null 2>&1 || exit {_NO_MODULES}; module load {names}"
     if (done := answer("module load", ["bash", "-lc", load])) is None:
-        text = f"The check of the modules {names} took longer than {_TIMEOUT_S} s: not checked."
+        text = f"The modules {names} were not checked: bash can't be run, or took over {_TIMEOUT_S} s."
         return [Advice("modules", text)]
     if done.returncode == _NO_MODULES:
         text = "There is no module command here. Whether the nodes have these modules was not checked."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -99,13 +100,27 @@ def test_the_logs_of_a_launch_are_read_in_its_run_directory(capsys, folder: Path
     assert "submit did not start it" in refused(capsys, cancel.main, "my train-12")
 
 
-@pytest.mark.parametrize(("rank", "requeued"), [(1, False), (1, True), (0, False), (7, False), (None, False)])
-def test_the_log_of_the_rank_that_failed_first_is_shown(capsys, folder: Path, rank: int | None, requeued: bool) -> None:
+@pytest.mark.parametrize(
+    ("rank", "requeued", "start", "is_shown"),
+    [
+        (1, False, {"ranks": 2, "time": 5.0}, True),
+        (1, True, {"ranks": 2, "time": 5.0}, False),
+        (0, False, {"ranks": 2, "time": 5.0}, False),
+        (7, False, {"ranks": 2, "time": 5.0}, False),
+        (None, False, {"ranks": 2, "time": 5.0}, False),
+        (1, False, {"ranks": 8, "time": 5.0}, False),  # torchrun: a log for each node
+        (1, False, {"ranks": 2, "time": 20.0}, False),  # a later start runs, or has ended well
+    ],
+)
+def test_the_log_of_the_rank_that_failed_first_is_shown(
+    capsys, folder: Path, rank: int | None, requeued: bool, start: dict[str, float], is_shown: bool
+) -> None:
     (run_dir := folder / "runs" / "train-3").mkdir(parents=True)
     printed(run_dir, task_0="stopped: rank 1 on n1 failed (see its error).\n", task_1="its error\n")
+    (run_dir / "starts.jsonl").write_text(json.dumps({"kind": "start", **start}) + "\n")
     failed = outcome.Failure(rank, "n1", 1, "ValueError: x")
-    outcome.write(run_dir, outcome.Outcome("3", 0, "FAILED", 1, failed, requeued=requeued))
-    more = ["[task-1] its error"] if (rank, requeued) == (1, False) else []
+    outcome.write(run_dir, outcome.Outcome("3", 0, "FAILED", 1, failed, requeued=requeued, time=10.0))
+    more = ["[task-1] its error"] if is_shown else []
     assert shown(capsys, str(run_dir)) == ["stopped: rank 1 on n1 failed (see its error).", *more]
 
 

@@ -128,9 +128,9 @@ def test_it_is_said_once_when_it_is_time(
 @pytest.mark.parametrize(
     ("looks", "said"),
     [
-        ([True] * 20, [("alone", 3)]),
-        ([False] * 3 + [True] * 20, [("alone", 3)]),  # torch took some seconds
-        ([True] * 19, []),  # it may have joined since the last look
+        ([True] * 17, [("alone", 3)]),
+        ([False] * 3 + [True] * 17, [("alone", 3)]),  # torch took some seconds
+        ([True] * 16, []),  # it may have joined since the last look
         ([True] * 40 + [False], []),  # it has joined
     ],
 )
