@@ -20,7 +20,6 @@ from cluster_ddp.jobs.logs import PLAIN, LogReader
 from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.remote.remote_verbs import run_there
-from cluster_ddp.run_files import json_lines, number
 from cluster_ddp.submission.job import Job
 
 PROGRAM = "cluster-ddp logs"
@@ -104,9 +103,6 @@ def _failed_first(job: Job) -> Iterator[str]:
 
     A batch script of one's own has no log in the run directory that ends with its error.
     """
-    starts = [one for one in json_lines(job.run_dir / File.STARTS) if one.get("kind") == "start"]
-    ended = run_state.outcome_of(job.run_dir)
-    if ended is None or ended.first is None or ended.requeued or not starts or starts[-1].get("ranks") != job.tasks:
-        return
-    if ended.first.rank in range(job.tasks) and (number(starts[-1].get("time")) or 0.0) <= ended.time:
+    ended, ranks = run_state.last_outcome(job.run_dir), run_state.last_size(job.run_dir).get("ranks")
+    if ended is not None and ended.first is not None and ended.first.rank in range(job.tasks) and ranks == job.tasks:
         yield File.TASK_LOG.format(ended.first.rank)

@@ -140,14 +140,29 @@ def how_ended(run_dir: Path) -> str | None:
 
     It is None if the training has not ended, or was killed with its job's agent.
     """
-    records = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
-    if records and (state := records[-1].get("state")) in ENDS:
+    last = _last_record(run_dir)
+    if (state := last.get("state")) in ENDS:
         return str(state)
     if any([one.get("kind") == Record.DONE for one in _last_metrics(run_dir)][-1:]):
         return "COMPLETED"
-    began_s = number(records[-1].get("time")) or 0.0 if records else 0.0
-    ended = outcome_of(run_dir)
-    return None if ended is None or ended.requeued or ended.time < began_s else ended.state
+    ended = _outcome_since(last, run_dir)
+    return None if ended is None else ended.state
+
+
+def last_outcome(run_dir: Path) -> Outcome | None:
+    """Return how the last start of the run's job ended; None if it has not, is not known, or the job starts again."""
+    return _outcome_since(_last_record(run_dir), run_dir)
+
+
+def _last_record(run_dir: Path) -> Mapping[str, Any]:
+    """The last record of a start or of its end; empty without one."""
+    records = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
+    return records[-1] if records else {}
+
+
+def _outcome_since(last: Mapping[str, Any], run_dir: Path) -> Outcome | None:
+    ended, began_s = outcome_of(run_dir), number(last.get("time")) or 0.0
+    return None if ended is None or ended.requeued or ended.time < began_s else ended
 
 
 def outcome_of(run_dir: Path) -> Outcome | None:

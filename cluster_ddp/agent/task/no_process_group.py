@@ -77,8 +77,9 @@ def _has_tcp(pid: int) -> bool:
     sockets = set()
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it has just been closed
-            sockets.add(str(path.readlink()))
-    if not any(one.startswith("socket:") for one in sockets):
+            if (link := str(path.readlink())).startswith("socket:"):
+                sockets.add(link)
+    if not sockets:
         return False  # the tables of a busy host are long
     tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
     texts = [table.read_text() for table in tables if table.exists()]  # a kernel may lack IPv6

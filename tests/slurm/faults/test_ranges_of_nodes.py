@@ -40,7 +40,8 @@ def test_a_range_of_nodes_shrinks_when_one_is_lost_and_grows_by_a_requeue(
     said = job.completed(restarts=1)
     starts = [json.loads(line) for line in (job.path / File.STARTS).read_text().splitlines()]
     sizes = [(one["nodes"], one["ranks"], one["step"]) for one in starts if one["kind"] == "start"]
-    # A node that returns is told once more, within a minute, to kill step 0: by then perhaps that of the requeued job.
+    # slurmctld repeats its order to kill step 0 once the node is back. If the job was requeued by then, it is the new
+    # start's step that is killed, and starts again.
     sizes = [next(equal) for _, equal in itertools.groupby(sizes, lambda size: size[:2])]
     assert [size[:2] for size in sizes] == [(3, 3), (2, 2), (3, 3)], said
     assert "Starting again in the allocation, on 2 nodes, from step-" in said
