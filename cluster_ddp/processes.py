@@ -47,28 +47,34 @@ def started(pid: int) -> str:
 
     A later process with the same id has another. Empty if there is none, or if it has ended and is not waited for yet.
     """
-    state, ticks = _state(pid)
-    return "" if state in "ZX" else f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {ticks}".strip()
+    fields = _fields(pid)
+    return f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {fields[19]}".strip() if fields else ""
 
 
-def is_new(pid: int) -> bool:
-    """Return whether a process was started in the last tenth of a second, and may become another program's."""
-    ticks = _state(pid)[1]
-    return bool(ticks) and time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK") < 0.1
+def is_settled(pid: int) -> bool:
+    """Return whether a process still runs, and has had a tenth of a second for it.
+
+    A forked one is another program's by then, unless it waits for a core all the time.
+    """
+    if not (fields := _fields(pid)):
+        return False
+    second = os.sysconf("SC_CLK_TCK")
+    is_old = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / second >= 0.1
+    return is_old and (fields[0] != "R" or (int(fields[11]) + int(fields[12])) / second >= 0.1)
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal or a debugger; False if there is none."""
-    return _state(pid)[0] in "Tt"
+    return _fields(pid)[:1] in (["T"], ["t"])
 
 
-def _state(pid: int) -> tuple[str, str]:
-    """A process's state and when it was started (proc(5), stat); that of an ended one if there is none."""
+def _fields(pid: int) -> list[str]:
+    """What is known about a process (proc(5), stat) from its state on; empty if it has ended, waited for or not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return "X", ""
-    return fields[0], fields[19]
+        return []
+    return [] if fields[0] in "ZX" else fields
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -56,10 +56,11 @@ def takers(pid: int, number: int) -> list[int]:
     A shell may have one for itself only, with which it cleans up and ends: processes below it come first. A Python
     process without one is a training that is not ready yet, or starts one: below it, only shells and Python processes
     count. Others, such as Go programs, are helpers of a training. A shell that was just forked has its parent's
-    handlers until it runs a program: a signal other than TERM, which can't wait, waits for what it becomes.
+    handlers until it runs a program: a signal other than TERM, which can't wait, waits for what it becomes. One that
+    has ended keeps its handlers until it is waited for, and takes nothing.
 
     Args:
-        pid: the command's process. A child that has ended can be looked at until it is waited for.
+        pid: the command's process.
         number: the signal.
     """
     level, cleaning, waits = [(pid, False)], list[int](), False
@@ -69,7 +70,7 @@ def takers(pid: int, number: int) -> list[int]:
             program = processes.program(one)
             is_shell, is_python = program in SHELLS, is_interpreter(program)
             if _catches(one, number) and (is_shell or is_python or not is_below_python):
-                if is_shell and one != pid and number != signal.SIGTERM and processes.is_new(one):
+                if is_shell and one != pid and number != signal.SIGTERM and not processes.is_settled(one):
                     waits = True
                 else:
                     (cleaning if is_shell and _cleans_up(one, number) else found).append(one)
@@ -89,7 +90,7 @@ def saving_below(pid: int) -> list[int]:
 
 def _catches(pid: int, number: int) -> bool:
     with contextlib.suppress(OSError, IndexError):  # it has just ended
-        return processes.catches(pid, number)
+        return processes.catches(pid, number) and bool(processes.started(pid))
     return False
 
 

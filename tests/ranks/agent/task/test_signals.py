@@ -17,6 +17,7 @@ import pytest
 from slowness import scaled, wait_until
 from tasks import AT_ONCE, PLACE, WARNINGS, started
 
+from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
 
 IGNORING = ("--ignore-warnings",)
@@ -186,6 +187,21 @@ def test_a_shell_that_was_just_forked_gets_no_signal_of_its_parents() -> None:
         finally:
             shell.kill()
     assert {pid for takers in found for pid in takers} == {shell.pid}
+
+
+def test_a_training_that_has_ended_gets_no_signal(tmp_path: Path) -> None:
+    """Its shell, which waits for a core, starts the next one."""
+    training = shlex.join([sys.executable, "-c", handler(signal.SIGUSR1, tmp_path / "ready")])
+    with subprocess.Popen(["bash", "-c", f"{training}; exit $?"]) as shell:
+        try:
+            wait_until((tmp_path / "ready").exists)
+            (child,) = signals.takers(shell.pid, signal.SIGUSR1)
+            shell.send_signal(signal.SIGSTOP)
+            os.kill(child, signal.SIGKILL)
+            wait_until(lambda: not processes.started(child))
+            assert not signals.takers(shell.pid, signal.SIGUSR1)
+        finally:
+            shell.kill()
 
 
 def test_the_end_of_the_others_does_not_change_the_status() -> None:
