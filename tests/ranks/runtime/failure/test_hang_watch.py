@@ -33,6 +33,7 @@ from cluster_ddp.runtime.failure import last_progress
 JOB_ID = job_ids()
 HOST = os.uname().nodename
 FILE = Path(__file__).name
+WARNING_S = 2.0  # longer than a busy machine takes to the fault
 Ends = tuple[list[Outcome], Path]
 EndsOf = Callable[[Callable[[], None]], Ends]
 
@@ -43,7 +44,7 @@ def line(mark: str) -> int:
     return next(number for number, text in enumerate(lines, 1) if text.endswith(f"  # {mark}"))
 
 
-def hang(fault: Callable[[int], object], *, warning_s: float = 1.0, more: int = 0) -> None:
+def hang(fault: Callable[[int], object], *, warning_s: float = WARNING_S, more: int = 0) -> None:
     limits = {"hang_warning_s": warning_s, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
     with cluster_ddp.distributed(cuda=False, **limits) as world:
         dist.all_reduce(torch.zeros(1))
@@ -116,7 +117,7 @@ def test_a_rank_that_skips_a_collective(ends_of: EndsOf) -> None:
 
 def skipping_before_batch_norm() -> None:
     with cluster_ddp.distributed(
-        cuda=False, hang_warning_s=1, collective_timeout_s=float(os.environ["TIMEOUT_S"])
+        cuda=False, hang_warning_s=WARNING_S, collective_timeout_s=float(os.environ["TIMEOUT_S"])
     ) as world:
         model = world.wrap(torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2)))
         for number in range(2):
@@ -149,7 +150,7 @@ class Late(torch.autograd.Function):
 
 def late_in_a_sharded_backward_pass() -> None:
     with cluster_ddp.distributed(
-        cuda=False, hang_warning_s=1, collective_timeout_s=float(os.environ["TIMEOUT_S"])
+        cuda=False, hang_warning_s=WARNING_S, collective_timeout_s=float(os.environ["TIMEOUT_S"])
     ) as world:
         layers = [torch.nn.Linear(2, 2) for _ in range(3)]
         model = world.wrap(torch.nn.Sequential(*layers), strategy="fsdp", blocks=torch.nn.Linear)
@@ -243,7 +244,7 @@ class Images(Dataset[Any]):
 def load(workers: int) -> None:
     forked = "fork" if workers else None  # as where the ranks are no forkserver's children
     for _ in DataLoader(Images(), num_workers=workers, multiprocessing_context=forked):  # the loader
-        pass
+        last_progress.note_progress()  # as `world.shard` does: a busy machine starts a worker late
 
 
 def loading() -> None:
@@ -334,7 +335,7 @@ class Waiting:
 
 
 def streaming() -> None:
-    limits = {"hang_warning_s": 1.0, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
+    limits = {"hang_warning_s": WARNING_S, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
     with cluster_ddp.distributed(cuda=False, **limits) as world:
         last_progress.note_step()
         for _ in world.stream(Waiting(world.rank), batch_size=1, split="own"):  # the stream
