@@ -67,7 +67,7 @@ def chosen(config: TrainConfig, world: World) -> Recipe:
     if (samples := config.global_batch_size) is not None:
         sharing = world.world_size * config.accumulate
         if samples % sharing:
-            found = f"{world.world_size} ranks with {config.accumulate} batches each can't share them equally."
+            found = f"{samples} is no multiple of ranks * --accumulate, {world.world_size} * {config.accumulate}."
             hint = f"--global-batch-size {max(1, round(samples / sharing)) * sharing}"
             raise SpecError(f"Updates of {samples} samples (--global-batch-size):", found, hint)
         given["batch_size"] = samples // sharing

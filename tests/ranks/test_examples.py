@@ -373,4 +373,4 @@ def test_torchvisions_resnet_is_trained_and_resumed(tmp_path: Path) -> None:
         accuracies += re.findall(r"accuracy (\S+)", done.stdout)
     assert len(accuracies) == 2
     assert accuracies[0] == accuracies[1]
-    assert "All 2 epochs are already done" in done.stdout
+    assert "All is done already (2 epochs)" in done.stdout

@@ -246,4 +246,4 @@ class Checkpointer:
             on = f"To train on, begin a new run with it: resume={str(self.last_good)!r}"
             self.world.print(f"checkpoint.finish() ended this training at step {self.steps}: nothing to train. {on}")
         elif done:
-            self.world.print(f"All {all_of_it} are already done: nothing to train.")
+            self.world.print(f"All is done already ({all_of_it}): nothing to train.")

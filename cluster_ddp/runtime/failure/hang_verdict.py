@@ -49,6 +49,11 @@ class Answer:
     state: str = ""
     """Why the rank itself can't say where it is: a key of `STATES`, or words. Then the rest is what was seen last."""
 
+    @property
+    def at(self) -> tuple[str, str]:
+        """What the rank waits in, and where."""
+        return self.operation, self.where
+
     def text(self) -> str:
         """Return it as JSON, in one line."""
         return json.dumps(asdict(self))

@@ -34,8 +34,7 @@ STORE_PATIENCE_S = 2.0  # of `ask`
 _LONGEST_S = 1.5
 # The store's thread on rank 0 needs 19 µs per request: all ranks together may use a fiftieth of its time.
 _EVERY_S_PER_RANK = 2e-3
-# How long a rank may take to answer, besides twice the time between two looks.
-_ANSWER_S = 1.0
+_ANSWER_S = 1.0  # that a rank may take to answer, besides twice the time between two looks
 # How much later than the rank that prints the verdict others end a start: it may be silent as well by then.
 _OTHERS_S = 10.0
 _NEVER = float("inf")
@@ -84,6 +83,7 @@ class HangWatch:
 
     def _begin_anew(self) -> None:
         """Forget the hang before."""
+        self._given = Answer(rank=self._topology.rank, host="")  # what this rank has answered last
         self._answered_at = -1.0  # the last progress before the present hang; -1 if this rank has answered in none
         self._end_at = _NEVER  # when this rank ends the start
         self.words = self.silent = ""
@@ -109,7 +109,8 @@ class HangWatch:
         """Return where all ranks are, after a collective's error on this one, and `accuse`; "" if that is unknown."""
         self._error = error
         with contextlib.suppress(Exception):  # the failure itself must be reported
-            if not self.words:
+            if not self.words or self._here().at != self._given.at:
+                self.words = ""  # it would be of before this rank came here
                 self._answer()
                 self._tell()
         self.accuse()
@@ -164,8 +165,7 @@ class HangWatch:
             self._file.write(here.text())  # its store would be gone with it
         arm = self._file.arm if self._file is not None else lambda timeout_s: None
         arm(stuck_s + STORE_PATIENCE_S)
-        is_late = bool(last_s) and now - last_s > self._warning_s
-        must_answer = is_late or self.answers.is_asked(here)
+        must_answer = bool(last_s and now - last_s > self._warning_s) or self.answers.is_asked(here)
         arm(_NEVER if must_answer else stuck_s)
         if must_answer:
             self._answered_at = last_progress.last_s
@@ -198,7 +198,7 @@ class HangWatch:
 
     def _answer(self) -> None:
         """Write where this rank is, for all others, and ask them for the same."""
-        answer = self._here(ask_workers=True)
+        self._given = answer = self._here(ask_workers=True)
         self._open_file()
         if self._file is not None:
             with contextlib.suppress(OSError):  # such as on a full disk: others may ask the store

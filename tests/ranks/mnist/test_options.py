@@ -64,7 +64,7 @@ def in_rank(run_dir: Path, options: dict[str, Any], stop_at: int | None) -> None
             if self.steps == stop_at:
                 os.kill(os.getpid(), signal.SIGUSR1)
             if self.steps >= stop_at:
-                time.sleep(0.3)
+                time.sleep(1.0)
             step(self)
 
         cluster_ddp.Checkpointer.step = stopped  # type: ignore[method-assign]
@@ -116,7 +116,8 @@ def test_accumulated_batches_are_one_large_one(
 
 
 def test_ranks_that_cannot_share_a_global_batch_get_one_that_they_can(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"(?s)Updates of 100 samples.*1 ranks with 3 batches.*--global-batch-size 99"):
+    said = r"(?s)Updates of 100 samples.*ranks \* --accumulate, 1 \* 3.*--global-batch-size 99"
+    with pytest.raises(SpecError, match=said):
         train(tmp_path / "x", global_batch_size=100, accumulate=3)
 
 

@@ -1041,7 +1041,7 @@ def test_another_training_in_the_run_directory_ends_this_one(world: World, tmp_p
 def test_a_training_that_is_done_says_so(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(world, tmp_path, seed=1)
     assert train(world, tmp_path, seed=1).records == []
-    assert "All 2 epochs are already done: nothing to train." in capsys.readouterr().out
+    assert "All is done already (2 epochs): nothing to train." in capsys.readouterr().out
 
 
 def test_a_state_that_can_no_longer_be_saved_does_not_end_the_training(

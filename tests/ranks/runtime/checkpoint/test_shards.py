@@ -71,7 +71,7 @@ def test_a_training_without_a_shard_counts_steps(
     path = tmp_path / "stopped" / "checkpoints"
     assert capsys.readouterr().out == f"Resuming from {path}/step-{saved:08}.pt: step {saved}\n"
     assert by_steps(world, tmp_path / "stopped") == []
-    assert "All 12 steps are already done: nothing to train." in capsys.readouterr().out
+    assert "All is done already (12 steps): nothing to train." in capsys.readouterr().out
 
 
 def two(world: World) -> dict[str, Any]:

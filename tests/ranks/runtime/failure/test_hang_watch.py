@@ -169,6 +169,22 @@ def test_a_rank_that_is_late_in_the_backward_pass_of_a_sharded_model(ends_of: En
     assert re.fullmatch(rf"{waits}; rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)", verdict), verdict
 
 
+def coming_late() -> None:
+    hang(lambda rank: skip() if rank == 1 else evaluate())
+
+
+def evaluate() -> None:
+    time.sleep(WARNING_S + 2)
+
+
+def test_a_rank_that_came_to_the_collective_after_the_warning(ends_of: EndsOf) -> None:
+    """The last verdict says where it is now."""
+    verdict = said(*ends_of(coming_late))
+    assert "is in evaluate" in ends_of(coming_late)[0][0].output
+    waits = rf"rank 0 on {HOST} waits in all_reduce #\d+ \({FILE}:{line('the collective')}\)"
+    assert re.fullmatch(rf"{waits}; rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)", verdict), verdict
+
+
 def spinning() -> None:
     hang(lambda rank: spin() if rank == 1 else None)
 
@@ -353,6 +369,7 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
     skipping: {"count": 3, "restart_s": "1"},
     skipping_before_batch_norm: {},
     late_in_a_sharded_backward_pass: {},
+    coming_late: {},
     spinning: {},
     locked: {"restart_s": "3"},  # longer than a busy machine takes to look at it
     before_a_step: {"timeout_s": 3},
