@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp.errors import DataError, exit_on_error
+from cluster_ddp.errors import DataError, counted, exit_on_error
 from cluster_ddp.files import make_dir
 from cluster_ddp.mnist import idx_files
 from cluster_ddp.protocol import File
@@ -134,8 +134,8 @@ def _report(run_dir: Path) -> int:
     last = [record for record in records if record["kind"] == "test"][-1]
     ranks = json.loads((run_dir / "run.json").read_text())["topology"]["world_size"]
     print(
-        f"\nDone: {ranks} ranks, {last['epoch']} epochs, test accuracy {100 * last['accuracy']:.2f} %. "
-        f"All figures: {run_dir}/metrics.jsonl"
+        f"\nDone: {counted(ranks, 'rank')}, {counted(last['epoch'], 'epoch')}, "
+        f"test accuracy {100 * last['accuracy']:.2f} %. All figures: {run_dir}/metrics.jsonl"
     )
     return 0
 

@@ -56,8 +56,8 @@ def takers(pid: int, number: int) -> list[int]:
     A shell may have one for itself only, with which it cleans up and ends: processes below it come first. A Python
     process without one is a training that is not ready yet, or starts one: below it, only shells and Python processes
     count. Others, such as Go programs, are helpers of a training. A shell that was just forked has its parent's
-    handlers until it runs a program: a signal other than TERM, which can't wait, waits for what it becomes. One that
-    has ended keeps its handlers until it is waited for, and takes nothing.
+    handlers until it runs a program: a signal other than TERM, which can't wait, waits for what it becomes. A process
+    that has ended keeps its handlers until it is waited for, and takes nothing.
 
     Args:
         pid: the command's process.
