@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import bench
+import catalog
 import pytest
 import tables
 from record import Figure
@@ -35,7 +36,7 @@ def test_what_a_training_says_before_its_report_does_no_harm() -> None:
 
 
 def test_options_that_are_empty_leave_their_arguments_out() -> None:
-    one = bench.Benchmark(
+    one = catalog.Benchmark(
         script="x.py", title="", about="", arguments=("--rounds=3", "--torchx={torchx}", "--d={data}")
     )
     assert one.command({"torchx": "", "data": "a b"})[1:] == ["benchmarks/x.py", "--rounds=3", "--d=a b"]
@@ -51,7 +52,7 @@ def test_those_that_were_not_run_keep_their_place(tmp_path: Path, monkeypatch: p
     readme, record = tmp_path / "README.md", tmp_path / "record.json"
     readme.write_text(f"{tables.BEGIN}{tables.END}\n")
     record.write_text(json.dumps({"b.py": {"unable": "no GPU", "command": "b"}}))
-    benchmarks = [bench.Benchmark(script=f"{x}.py", title=x.upper(), about=f"About {x}.") for x in "abc"]
+    benchmarks = [catalog.Benchmark(script=f"{x}.py", title=x.upper(), about=f"About {x}.") for x in "abc"]
     monkeypatch.setattr(bench, "BENCHMARKS", benchmarks)
     monkeypatch.setattr(bench, "README", readme)
     monkeypatch.setattr(bench, "RECORD", record)
@@ -78,7 +79,7 @@ def test_what_the_gpu_tests_leave_becomes_tables(tmp_path: Path, monkeypatch: py
 
 
 def test_every_benchmark_of_the_table_is_there() -> None:
-    assert all((bench.FOLDER / one.script).exists() for one in bench.BENCHMARKS)
+    assert all((catalog.FOLDER / one.script).exists() for one in catalog.BENCHMARKS)
 
 
 def test_what_a_benchmark_itself_uses_is_not_told_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
