@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,13 @@ def line(mark: str) -> int:
     return next(number for number, text in enumerate(lines, 1) if text.endswith(f"  # {mark}"))
 
 
+def watched(warning_s: float = WARNING_S) -> AbstractContextManager[cluster_ddp.World]:
+    limit_s = float(os.environ["TIMEOUT_S"])
+    return cluster_ddp.distributed(cuda=False, hang_warning_s=warning_s, collective_timeout_s=limit_s)
+
+
 def hang(fault: Callable[[int], object], *, warning_s: float = WARNING_S, more: int = 0) -> None:
-    limits = {"hang_warning_s": warning_s, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
-    with cluster_ddp.distributed(cuda=False, **limits) as world:
+    with watched(warning_s) as world:
         dist.all_reduce(torch.zeros(1))
         last_progress.note_step()
         fault(world.rank)
@@ -116,9 +121,7 @@ def test_a_rank_that_skips_a_collective(ends_of: EndsOf) -> None:
 
 
 def skipping_before_batch_norm() -> None:
-    with cluster_ddp.distributed(
-        cuda=False, hang_warning_s=WARNING_S, collective_timeout_s=float(os.environ["TIMEOUT_S"])
-    ) as world:
+    with watched() as world:
         model = world.wrap(torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2)))
         for number in range(2):
             if number and world.rank == 1:
@@ -149,9 +152,7 @@ class Late(torch.autograd.Function):
 
 
 def late_in_a_sharded_backward_pass() -> None:
-    with cluster_ddp.distributed(
-        cuda=False, hang_warning_s=WARNING_S, collective_timeout_s=float(os.environ["TIMEOUT_S"])
-    ) as world:
+    with watched() as world:
         layers = [torch.nn.Linear(2, 2) for _ in range(3)]
         model = world.wrap(torch.nn.Sequential(*layers), strategy="fsdp", blocks=torch.nn.Linear)
         is_late = False
@@ -351,8 +352,7 @@ class Waiting:
 
 
 def streaming() -> None:
-    limits = {"hang_warning_s": WARNING_S, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
-    with cluster_ddp.distributed(cuda=False, **limits) as world:
+    with watched() as world:
         last_progress.note_step()
         for _ in world.stream(Waiting(world.rank), batch_size=1, split="own"):  # the stream
             last_progress.note_step()
