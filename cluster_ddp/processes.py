@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CGROUPS = Path("/sys/fs/cgroup")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def catches(pid: int, number: int) -> bool:
@@ -42,13 +44,42 @@ def program(pid: int) -> str:
         return ""
 
 
+class Stat(NamedTuple):
+    """What is known about a process (proc(5), stat)."""
+
+    state: str
+    """One letter, such as R: it runs or waits for a core."""
+    cpu_s: float
+    """CPU seconds so far."""
+    ticks: int
+    """When it was started, in clock ticks after the boot."""
+    pages: int
+    """Resident pages of memory; those that several processes share count for each."""
+
+
+def stat(pid: int) -> Stat | None:
+    """Return what is known about a process; None if there is none. One that has ended is one until it is waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return Stat(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[19]), int(fields[21]))
+
+
+def running(pid: int) -> Stat | None:
+    """As `stat`; None also for a process that has ended and is not waited for yet."""
+    found = stat(pid)
+    return None if found is None or found.state in "ZX" else found
+
+
 def started(pid: int) -> str:
     """Return when a process was started: which boot of the machine, and how many clock ticks after it (proc(5)).
 
     A later process with the same id has another. Empty if there is none, or if it has ended and is not waited for yet.
     """
-    fields = _fields(pid)
-    return f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {fields[19]}".strip() if fields else ""
+    if (found := running(pid)) is None:
+        return ""
+    return f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {found.ticks}".strip()
 
 
 def is_settled(pid: int) -> bool:
@@ -56,25 +87,16 @@ def is_settled(pid: int) -> bool:
 
     A forked one is another program's by then, unless it waits for a core all the time.
     """
-    if not (fields := _fields(pid)):
+    if (found := running(pid)) is None:
         return False
-    second = os.sysconf("SC_CLK_TCK")
-    is_old = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / second >= 0.1
-    return is_old and (fields[0] != "R" or (int(fields[11]) + int(fields[12])) / second >= 0.1)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - found.ticks / _TICKS_PER_S
+    return age_s >= 0.1 and (found.state != "R" or found.cpu_s >= 0.1)
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal or a debugger; False if there is none."""
-    return _fields(pid)[:1] in (["T"], ["t"])
-
-
-def _fields(pid: int) -> list[str]:
-    """What is known about a process (proc(5), stat) from its state on; empty if it has ended, waited for or not."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-    return [] if fields[0] in "ZX" else fields
+    found = stat(pid)
+    return found is not None and found.state in "Tt"
 
 
 def environment(pid: int) -> dict[str, str]:

@@ -90,7 +90,7 @@ def saving_below(pid: int) -> list[int]:
 
 def _catches(pid: int, number: int) -> bool:
     with contextlib.suppress(OSError, IndexError):  # it has just ended
-        return processes.catches(pid, number) and bool(processes.started(pid))
+        return processes.catches(pid, number) and processes.running(pid) is not None
     return False
 
 

@@ -12,14 +12,13 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+from cluster_ddp import processes
 from cluster_ddp.protocol import Env
 
 MOUNT = Path("/sys/fs/cgroup")
 _STEP = re.compile(r"^.*/job_\d+/step_[^/]+")
 _PSS_EVERY_S = 10.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Variables that all processes of a job on a node have, and no others.
 _MARKS = ("SLURM_JOB_ID", "SLURMD_NODENAME", Env.LOCAL_JOB_ID, "TORCHELASTIC_RUN_ID")
 
@@ -89,12 +88,6 @@ def _fields(path: Path) -> dict[str, int]:
     return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
 
 
-class _Seen(NamedTuple):
-    cpu_s: float
-    pages: int
-    """Resident pages; those that several processes share count for each."""
-
-
 class JobProcesses:
     """The processes of this process's job on this node: those with the same marks in their environment.
 
@@ -106,7 +99,7 @@ class JobProcesses:
         self._session = os.getsid(0)
         self._is_ours: dict[int, bool] = {}  # by process id; of those that exist
         self._ended_s = 0.0
-        self._last: dict[tuple[int, str], _Seen] = {}  # by process id and start time
+        self._last: dict[tuple[int, int], processes.Stat] = {}  # by process id and start time
         self._memory, self._memory_pages, self._memory_at_s = 0, 0, -math.inf
 
     def cpu_s(self) -> float:
@@ -129,20 +122,13 @@ class JobProcesses:
             self._memory_pages, self._memory_at_s = pages, now_s
         return self._memory
 
-    def _seen(self) -> dict[tuple[int, str], _Seen]:
+    def _seen(self) -> dict[tuple[int, int], processes.Stat]:
         """CPU time and pages of each process of the job. Others are looked at once: there may be thousands."""
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names are enough
         known = self._is_ours
         self._is_ours = {pid: known[pid] if pid in known else self._looks_like_ours(pid) for pid in pids}
-        found = {}
-        for pid in (pid for pid, is_ours in self._is_ours.items() if is_ours):
-            try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it has ended
-            cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-            found[pid, fields[19]] = _Seen(cpu_s=cpu_s, pages=int(fields[21]))
-        return found
+        stats = {pid: processes.stat(pid) for pid, is_ours in self._is_ours.items() if is_ours}
+        return {(pid, stat.ticks): stat for pid, stat in stats.items() if stat is not None}
 
     def _looks_like_ours(self, pid: int) -> bool:
         try:

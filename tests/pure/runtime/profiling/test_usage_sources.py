@@ -102,7 +102,7 @@ def test_the_dear_look_at_memory_is_taken_when_it_grows_or_is_old(monkeypatch: p
     now_s, pages, looks = 0.0, 1000, []
     monkeypatch.setattr(cpu_and_memory, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(cpu_and_memory, "_pss", lambda pid: looks.append(pid) or len(looks))
-    monkeypatch.setattr(JobProcesses, "_seen", lambda self: {(1, "0"): cpu_and_memory._Seen(cpu_s=0.0, pages=pages)})
+    monkeypatch.setattr(JobProcesses, "_seen", lambda self: {(1, 0): processes.Stat("S", 0.0, 0, pages)})
     found = JobProcesses({})
     read = []
     for pages in (1000, 1000, 1500, 1505, 900):  # noqa: B007 - _seen looks at it

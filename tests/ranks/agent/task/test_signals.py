@@ -198,7 +198,7 @@ def test_a_training_that_has_ended_gets_no_signal(tmp_path: Path) -> None:
             (child,) = signals.takers(shell.pid, signal.SIGUSR1)
             shell.send_signal(signal.SIGSTOP)
             os.kill(child, signal.SIGKILL)
-            wait_until(lambda: not processes.started(child))
+            wait_until(lambda: processes.running(child) is None)
             assert not signals.takers(shell.pid, signal.SIGUSR1)
         finally:
             shell.kill()
@@ -218,7 +218,7 @@ def test_a_suspended_command_ends_of_term() -> None:
     with started("bash", "-c", "echo $$; kill -STOP $$; exit 1", **AT_ONCE) as task:
         assert task.stdout is not None
         pid = int(task.stdout.readline())
-        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        wait_until(lambda: processes.is_stopped(pid))
         task.terminate()
         assert task.wait(timeout=scaled(30)) == 143
 
