@@ -121,7 +121,7 @@ def main(epochs: int, kind: str) -> None:
                     loss_meter.reset()
                 time.sleep(_pause_s(shard.step, world.rank))
                 checkpoint.step()
-            (correct,) = world.sum(_test(model, test_shard, checkpoint))
+            correct = world.sum(_test(model, test_shard, checkpoint))
             checkpoint.run_dir.log("test", {"epoch": epoch, "correct": correct, "each_once": ledger.all_are(epoch + 1)})
             scheduler.step()
         digest = world.weights_digest(model)  # raises if the ranks differ

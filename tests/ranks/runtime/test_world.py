@@ -221,7 +221,7 @@ def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, modul
         textwrap.dedent("""
             import cluster_ddp
             with cluster_ddp.distributed() as world:
-                (total,) = world.sum(1)
+                total = world.sum(1)
                 world.print(f"{world.topology.launcher} {total:g}")
         """)
     )
