@@ -34,6 +34,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 USAGE_EXIT_STATUS = 2
+_NAMED = 3  # names in a message
 
 
 class ClusterDDPError(Exception):
@@ -185,6 +186,12 @@ def hours(duration_s: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: "1 GPU", "2 GPUs"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first names of many: "0.weight, 0.bias, 2.weight and 9 more"."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

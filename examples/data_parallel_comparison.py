@@ -49,7 +49,7 @@ def main() -> None:
     if "--rank" in sys.argv:  # one of DDP's processes
         with cluster_ddp.distributed() as world:
             mine = samples_per_s(world.wrap(network()), BATCH_SIZE, world.device)
-            world.print(f"DistributedDataParallel: {world.sum(mine)[0]:.0f} samples/s")
+            world.print(f"DistributedDataParallel: {world.sum(mine):.0f} samples/s")
         return
     if gpus < 2:
         print(f"This machine has {gpus} GPUs: two or more are needed to compare. DataParallel does nothing on a CPU.")

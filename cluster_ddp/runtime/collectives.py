@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -91,19 +91,28 @@ class Collectives:
         for device in self.devices:
             interruptible_wait.for_device(device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
 
-    def sum(self, *values: float | torch.Tensor) -> list[float]:
+    @overload
+    def sum(self, value: float | torch.Tensor, /) -> float: ...
+
+    @overload
+    def sum(
+        self, value: float | torch.Tensor, second: float | torch.Tensor, /, *more: float | torch.Tensor
+    ) -> list[float]: ...
+
+    def sum(self, *values: float | torch.Tensor) -> float | list[float]:
         """Add up values over all ranks. A collective: all ranks must call it, with as many values.
 
         Args:
             values: numbers or one-element tensors of this rank.
 
         Returns:
-            One sum for each value, computed in float64; the same on every rank.
+            The sum of one value; of several, a list with the sum of each. Computed in float64; the same on every rank.
 
         Raises:
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
-        return self._reduced(values, "sum")
+        sums = self._reduced(values, "sum")
+        return sums[0] if len(values) == 1 else sums
 
     def max(self, value: float | torch.Tensor) -> float:
         """Return the largest of all ranks' values: numbers or one-element tensors. A collective; see `sum`."""

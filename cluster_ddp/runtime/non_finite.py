@@ -20,7 +20,6 @@ from cluster_ddp.slurm.variables import node_name
 log = logging.getLogger("cluster_ddp")
 
 OnNan = Literal["stop", "continue"]
-_NAMED = 3  # entries in a message
 
 
 class FiniteCheck:
@@ -163,12 +162,6 @@ def not_saved(asked: str, found: str, last_good: Path | None, hint: str) -> NonF
     return NonFiniteError(
         asked, f"{found}. This state is not saved; last good checkpoint: {last_good or 'none yet'}.", hint
     )
-
-
-def named(entries: list[str]) -> str:
-    """Return the first names of many: "model 0.weight, model 0.bias, model 2.weight and 9 more"."""
-    more = len(entries) - _NAMED
-    return ", ".join(entries[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _of_optimizer(name: str, number: object) -> str:

@@ -185,7 +185,7 @@ def main(epochs: int, kind: str) -> None:
                 checkpoint.step()
                 if checkpoint.steps % LOG_EVERY == 0:
                     checkpoint.run_dir.log("after_step", {"steps": checkpoint.steps})
-            (correct,) = world.sum(_test(model, test_shard, checkpoint))
+            correct = world.sum(_test(model, test_shard, checkpoint))
             checkpoint.run_dir.log("test", {"epoch": epoch, "correct": correct, "each_once": ledger.all_are(epoch + 1)})
             scheduler.step()
         digest = world.weights_digest(model)  # raises if the ranks differ

@@ -289,7 +289,7 @@ def test_a_time_over_the_partitions_limit_is_an_error(place: Place) -> None:
 @pytest.mark.every_slurm
 def test_a_function_gets_the_world(cluster_env: Path) -> None:
     def train(world: cluster_ddp.World, seed: str) -> tuple[float, str, int]:
-        return world.sum(world.rank)[0], seed, world.world_size
+        return world.sum(world.rank), seed, world.world_size
 
     spec = JobSpec(name="f", nodes=2, gpus_per_node=1, grid={"seed": ("5", "it's")})
     jobs = cluster_ddp.submit_array(spec, train, check=False)

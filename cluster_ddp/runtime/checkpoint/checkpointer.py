@@ -151,6 +151,7 @@ class Checkpointer:
             for shard in self._shards:
                 if shard.at_end == self._boundary.after_last_batch:
                     shard.at_end = None  # it refers to this training and all its memory
+        self._state.restore_rng()  # if all was done already: for what the script does after its loop
         self._boundary.end()
 
     def until(self, steps: int) -> Iterator[int]:

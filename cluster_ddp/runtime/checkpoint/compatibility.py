@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cluster_ddp.errors import counted
+from cluster_ddp.errors import counted, first_of
 
 _TOLD = 8  # most lines about settings
 _MISSING = object()
@@ -21,6 +21,8 @@ _FORM: Mapping[str, Any] = {
     "shards": list,
     "metrics_bytes": int,
     "parts": {},
+    "parameters": {},
+    "devices": {},
     "ranks": list,
 }
 _NUMBER = (int, NoneType)  # None of a stream
@@ -38,14 +40,21 @@ def malformed(state: Any) -> str | None:
         return words
     if not state["ranks"]:
         return "it has no rank's state"
-    forms = [(shard, _SHARD, f"the place in shard {number}") for number, shard in enumerate(state["shards"])]
+    forms: list[tuple[Any, Any, str]] = [
+        (shard, _SHARD, f"the place in shard {number}") for number, shard in enumerate(state["shards"])
+    ]
     forms += [(rank, _RANK, f"the state of rank {number}") for number, rank in enumerate(state["ranks"])]
     forms += [(part, {}, f"the state of its {name}") for name, part in state["parts"].items()]
+    forms += [(names, (list, NoneType), f"the parameters of its {part}") for part, names in state["parameters"].items()]
+    forms += [(places, {}, f"the devices of its {part}") for part, places in state["devices"].items()]
     return next(filter(None, (_other_form(*form) for form in forms)), None) or _impossible(state)
 
 
 def _impossible(state: Mapping[str, Any]) -> str | None:
-    """A place that no training can be in."""
+    """A place that no training can be in, or an optimizer without groups for its parameters."""
+    for part, names in state["parameters"].items():
+        if names and len(names) != sum(_sizes_of_groups(state["parts"].get(part, {}))):
+            return f"its {part} has {len(names)} parameters, and other groups"
     for number, shard in enumerate(state["shards"]):
         seen, size = shard["seen"], shard["size"]
         if seen < 0 or shard["step"] < 0 or (size is not None and seen > size):
@@ -112,9 +121,21 @@ def complaint(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
         _other_array_task(saved["saved_by"], ours["saved_by"])
         or _other_identity(saved["identity"], ours["identity"])
         or _other_data(saved["shards"], ours["shards"])
-        or _other_parts(saved["parts"], ours["parts"])
+        or _other_parameters(saved["parameters"], ours["parameters"])
+        or _other_parts(saved["parts"], ours["parts"], ours["parameters"])
         or _other_meters(saved["ranks"][0]["meters"], ours["ranks"][0]["meters"])
     )
+
+
+def _other_parameters(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+    """An optimizer of other parameters, by their names; where both have the same, the groups may differ."""
+    for name in theirs.keys() & ours.keys():
+        if theirs[name] and ours[name] and set(theirs[name]) != set(ours[name]):
+            more = [one for one in theirs[name] if one not in ours[name]]
+            fewer = [one for one in ours[name] if one not in theirs[name]]
+            words = f"its {name} also has {first_of(more)}" if more else f"its {name} lacks {first_of(fewer)}"
+            return f"{words}: give all parameter groups to the optimizer before you make the Checkpointer"
+    return None
 
 
 def _other_array_task(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
@@ -143,12 +164,16 @@ def _other_data(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str,
     return None
 
 
-def _other_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+def _other_parts(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], parameters: Mapping[str, Sequence[str] | None]
+) -> str | None:
     if set(theirs) != set(ours):
         return f"it holds {', '.join(theirs)}, and here there are {', '.join(ours)}"
     for name, state in ours.items():
-        if _groups(theirs[name]) != _groups(state):
-            return f"its {name} is of another type, or has other parameter groups"
+        if _settings_of_groups(theirs[name]) != _settings_of_groups(state):
+            return f"its {name} is of another type"
+        if not parameters.get(name) and _sizes_of_groups(theirs[name]) != _sizes_of_groups(state):
+            return f"its {name} has other parameter groups"
         for key in {**theirs[name], **state}:
             if found := _unlike(theirs[name].get(key, _MISSING), state.get(key, _MISSING)):
                 return "it has another {}: {} is {} there and {} here".format(name, key, *found)
@@ -180,7 +205,15 @@ def _other_meters(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | N
     return f"its meters are {', '.join(theirs) or 'none'}, and here they are {', '.join(ours) or 'none'}"
 
 
-def _groups(state: Mapping[str, Any]) -> list[tuple[frozenset[str], int]]:
-    """Of an optimizer: the settings and the number of parameters of each parameter group."""
-    groups = state.get("param_groups", ())
-    return [(frozenset(group), len(group["params"])) for group in groups if isinstance(group, Mapping)]
+def _settings_of_groups(state: Mapping[str, Any]) -> set[str]:
+    """Of an optimizer: the names of its parameter groups' settings."""
+    return {key for group in _groups(state) for key in group}
+
+
+def _sizes_of_groups(state: Mapping[str, Any]) -> list[int]:
+    """Of an optimizer: the number of parameters of each parameter group."""
+    return [len(group.get("params", ())) for group in _groups(state)]
+
+
+def _groups(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [group for group in state.get("param_groups", ()) if isinstance(group, Mapping)]

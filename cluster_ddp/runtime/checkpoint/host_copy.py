@@ -90,6 +90,8 @@ class HostCopy:
             self._shapes[name] = tensor.shape
         if memory is None:
             return torch.empty(0, dtype=tensor.dtype)
+        if memory is self._shard:
+            local = local.contiguous()  # its file has no strides
         offset, copied = memory.copy_of(local) if _fits(local) else (0, local.cpu().clone())
         if memory is self._shard and local.numel():
             self._pieces[name] = Piece(start=start_of(tensor), offset=offset, values=copied)
@@ -131,7 +133,10 @@ class _Memory:
             raise _FullError
         # Each tensor gets its own storage: torch.save would write a shared one once for each dtype.
         copied = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
-        return start, copied.view(tensor.shape).copy_(tensor.contiguous(), non_blocking=True)
+        if not tensor.is_contiguous():
+            tensor = tensor.clone()  # without gaps; what has none keeps its strides, as those of channels_last
+        copied = copied.as_strided(tensor.shape, tensor.stride())
+        return start, copied.copy_(tensor, non_blocking=True)
 
     def content(self) -> torch.Tensor:
         """All that was copied: uint8, one dimension."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from cluster_ddp.errors import CheckpointError, SpecError, nearest
+from cluster_ddp.errors import CheckpointError, SpecError, first_of, nearest
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, step_of
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
@@ -189,7 +189,7 @@ class Saver:
             "check the data, or take a lower learning rate in a new run directory; FiniteCheck, in the script, names "
             "the rank and step where it begins"
         )
-        words = f"NaN or Inf in {non_finite.named(found)}"
+        words = f"NaN or Inf in {first_of(found)}"
         error = non_finite.not_saved(f"Training, step {step}:", words, self.folder.last_good, hint)
         if self._on_nan == "stop":
             raise error

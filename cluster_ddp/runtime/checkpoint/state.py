@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
@@ -12,8 +13,8 @@ import torch
 
 from cluster_ddp._version import __version__
 from cluster_ddp.runtime import rng
-from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
-from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
+from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility, optimizer_state
+from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import resharding
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
@@ -23,6 +24,8 @@ from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.model.dtensor_pieces import content
 from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.world import World
+
+log = logging.getLogger("cluster_ddp")
 
 _WITH_SETTINGS = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
 
@@ -60,6 +63,9 @@ class TrainingState:
         """On rank 0: the key of this run, which each of its checkpoints has."""
         self._identity, self._meters = dict(identity), dict(meters)
         self._parts = {name: unwrapped(part) for name, part in parts.items()}
+        self._optimizers = {name: part for name, part in self._parts.items() if isinstance(part, torch.optim.Optimizer)}
+        for name, optimizer in self._optimizers.items():
+            optimizer_state.check(name, optimizer)
         self._made_with = {
             name: compatibility.settings(part.state_dict())
             for name, part in self._parts.items()
@@ -114,6 +120,7 @@ class TrainingState:
         copied = {
             **self._frame(),
             **more,
+            "devices": {name: optimizer_state.elsewhere(one) for name, one in self._optimizers.items()},
             "parts": self.host_copy.of(self._states(), PARTS),
             "ranks": with_tensors(ranks, "state['ranks']", lambda tensor, _: tensor),
         }
@@ -145,9 +152,15 @@ class TrainingState:
         ranks = with_tensors(saved["ranks"], "ranks", lambda tensor, _: checkpoint_file.taken(tensor))
         rank, world_size = self.world.rank, self.world.world_size
         same_size = len(ranks) == world_size
+        own_names = self._parameter_names()
         for name, part in self._parts.items():
             own_buffers = ranks[rank]["buffers"].get(name, {}) if same_size else {}
-            resharding.load(name, part, read()["parts"][name], saved_pieces, own_buffers)
+            content, devices = read()["parts"][name], saved["devices"].get(name, {})
+            if names := own_names.get(name):
+                optimizer_state.regroup(self._optimizers[name], names, content, saved["parameters"][name])
+            dtypes = _dtypes(content)
+            resharding.load(name, part, content, saved_pieces, own_buffers=own_buffers, devices=devices)
+            self._tell_of_casts(name, dtypes, _dtypes(part.state_dict()))
         for name, meter in self._meters.items():
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
         self._made_with = made_with or self._made_with
@@ -180,6 +193,17 @@ class TrainingState:
 
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def _tell_of_casts(self, name: str, saved: Mapping[str, torch.dtype], loaded: Mapping[str, torch.dtype]) -> None:
+        """Say that a part, which has a load_state_dict of its own, has cast its state."""
+        cast = [place for place, dtype in saved.items() if loaded.get(place, dtype) != dtype]
+        if cast and self.world.is_main:
+            words = "The load_state_dict of %s casts its state: %s is %s in the checkpoint, and %s now. Not exact."
+            log.warning(words, name, cast[0], saved[cast[0]], loaded[cast[0]])
+
+    def _parameter_names(self) -> dict[str, list[str] | None]:
+        """Of each optimizer; None if they are unknown."""
+        return {name: optimizer_state.names(one, self._parts) for name, one in self._optimizers.items()}
 
     def _of_meters(self) -> dict[str, Any]:
         return {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()}
@@ -225,7 +249,12 @@ class TrainingState:
             "position": {"steps": self.steps, "epoch": self.epoch, "finished": self.is_finished},
             "shards": [shard.place() for shard in self.shards],
             "made_with": self._made_with,
+            "parameters": self._parameter_names(),
         }
+
+
+def _dtypes(state: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    return {place: tensor.dtype for place, tensor in tensors_in(state, "")}
 
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from cluster_ddp.errors import first_of
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.model import ddp, empty_init, model_wrapping
@@ -196,19 +197,19 @@ class Models(Collectives):
             model: from `wrap`.
 
         Raises:
-            RuntimeError: the ranks have different weights.
+            RuntimeError: parameters or buffers differ between ranks; it names them.
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
         self.synchronize()
-        found = hashlib.sha256()
-        for tensor in ddp.unwrapped(model).state_dict().values():
+        inner, digests = ddp.unwrapped(model), {}
+        for name, tensor in inner.state_dict().items():
             whole = full(tensor)
             self.synchronize()  # reading it would block until it is gathered
-            found.update(content(whole))
-        digests = self.gather(found.hexdigest())
-        if len(set(digests)) > 1:
-            raise RuntimeError(f"the ranks ended with different weights: {digests}")
-        return digests[0]
+            digests[name] = hashlib.sha256(content(whole)).hexdigest()
+        of_ranks = self.gather(digests)
+        if differing := [name for name in digests if any(other.get(name) != digests[name] for other in of_ranks)]:
+            raise RuntimeError(_other_on_some_ranks(differing, {name for name, _ in inner.named_parameters()}))
+        return hashlib.sha256("".join(digests.values()).encode()).hexdigest()
 
     def autocast(self, dtype: torch.dtype = torch.bfloat16) -> torch.autocast:
         """Return torch's context for mixed precision on this rank's device.
@@ -221,3 +222,11 @@ class Models(Collectives):
     def grad_scaler(self, dtype: torch.dtype) -> torch.amp.GradScaler:
         """Return a GradScaler, enabled for torch.float16 only. Name it in `Checkpointer`, too: it has a state."""
         return torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+
+
+def _other_on_some_ranks(differing: list[str], parameters: set[str]) -> str:
+    """What to say of entries of a model's state that are not the same on all ranks."""
+    if weights := [name for name in differing if name in parameters]:
+        return f"The ranks have different weights: {first_of(weights)}."
+    call = "world.share_buffers(model) gives all ranks rank 0's; call it before"
+    return f"The ranks have the same weights and different buffers: {first_of(differing)}. {call}."

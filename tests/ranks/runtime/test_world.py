@@ -221,7 +221,7 @@ def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, modul
         textwrap.dedent("""
             import cluster_ddp
             with cluster_ddp.distributed() as world:
-                (total,) = world.sum(1)
+                total = world.sum(1)
                 world.print(f"{world.topology.launcher} {total:g}")
         """)
     )
@@ -237,7 +237,7 @@ def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, modul
 def test_submitits_local_executor(tmp_path: Path) -> None:
     import submitit
 
-    def sum_of_ranks() -> list[float]:  # local, so that it is pickled whole
+    def sum_of_ranks() -> float:  # local, so that it is pickled whole
         import cluster_ddp
 
         with cluster_ddp.distributed() as world:
@@ -246,7 +246,7 @@ def test_submitits_local_executor(tmp_path: Path) -> None:
     executor = submitit.LocalExecutor(folder=tmp_path)
     executor.update_parameters(tasks_per_node=2, timeout_min=2, gpus_per_node=0)
     job = executor.submit(sum_of_ranks)
-    assert job.results() == [[3.0], [3.0]]
+    assert job.results() == [3.0, 3.0]
 
 
 def test_the_interface_of_the_route_is_found() -> None:

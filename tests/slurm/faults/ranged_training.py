@@ -26,7 +26,7 @@ with cluster_ddp.distributed(cuda=False) as world:
             loss = nn.functional.mse_loss(model(x), y) * shard.loss_scale
             loss.backward()
             optimizer.step()
-            (total,) = world.sum(loss.item())
+            total = world.sum(loss.item())
             world.log("train", epoch=epoch, step=checkpoint.steps + 1, loss=total / world.world_size)
             checkpoint.step()
             time.sleep(float(os.environ["PACE_S"]))

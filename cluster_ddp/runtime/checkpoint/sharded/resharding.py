@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint import checkpoint_file, optimizer_state
 from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in, with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
@@ -127,9 +127,17 @@ def _check_optimizers(parts: Mapping[str, Any]) -> None:
 
 
 def load(
-    name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPieces, own_buffers: Mapping[str, torch.Tensor]
+    name: str,
+    part: Any,
+    saved: dict[str, Any],
+    saved_pieces: SavedPieces,
+    *,
+    own_buffers: Mapping[str, torch.Tensor],
+    devices: Mapping[str, str],
 ) -> None:
-    """Load the state of a part; see `filled`. `own_buffers` replace those that are saved with the module.
+    """Load the state of a part; see `filled`.
+
+    `own_buffers` replace those that are saved with a module; `devices` are of an optimizer, see `optimizer_state.load`.
 
     Raises:
         CheckpointError: the part does not accept its state.
@@ -137,7 +145,10 @@ def load(
     try:
         state = filled(name, part, saved, saved_pieces)
         state.update(own_buffers)
-        part.load_state_dict(state)
+        if isinstance(part, torch.optim.Optimizer):
+            optimizer_state.load(part, state, devices)
+        else:
+            part.load_state_dict(state)
     except Exception as error:  # a part may raise anything for a state that it does not expect
         words = f"{type(error).__name__}: {str(error)[:300]}."
         found = f"it does not accept its state in the checkpoint: {words}"

@@ -15,6 +15,7 @@ def state(model: torch.nn.Module | None = None) -> dict[str, Any]:
         "saved_by": {"job": "12_3", "array_task": 3},
         "identity": {"dataset": "digits", "classes": 10},
         "shards": [{"size": 100, "seed": 1, "global_batch": 16}],
+        "parameters": {},
         "parts": {"model": model.state_dict(), "optimizer": torch.optim.SGD(model.parameters()).state_dict()},
         "ranks": [{"meters": {"loss": {}}}],
     }

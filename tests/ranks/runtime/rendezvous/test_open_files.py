@@ -106,7 +106,7 @@ def train_beside_strangers() -> None:
             if world.rank == 0:
                 with pytest.raises(OSError, match="Too many open files"):
                     os.dup(0)
-        world.print(f"the ranks' sum is {world.sum(world.rank)[0]:g}")
+        world.print(f"the ranks' sum is {world.sum(world.rank):g}")
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2100, reason="too few open files allowed here")
