@@ -100,6 +100,7 @@ class Checkpointer:
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
+        self.run_dir.hold()  # on all ranks: rank 0 has made it
         self._saver = Saver(self._state, self._folder, self.run_dir, before_save, on_nan)
         if is_own:
             self._saver.saved = self._saver.place

@@ -21,6 +21,7 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
+from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 
@@ -179,6 +180,7 @@ class CheckpointFolder:
             with contextlib.suppress(OSError), atomic_write(Path(run_dir, File.PROGRESS)) as progress:
                 progress.write(f"{path.name}\n".encode())
         with contextlib.suppress(OSError):
+            fenced_writes.check()
             for old in self.files()[self.keep :]:
                 old.unlink()
                 shard_file.remove(old)

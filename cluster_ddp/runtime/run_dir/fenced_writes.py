@@ -1,7 +1,8 @@
 """One run at a time in a run directory: writes that a newer start of the job refuses, and a lock that other jobs see.
 
 All of `runtime` writes with these functions. A file is opened first and checked then: see `agent.job.restart.fence` for
-why this order leaves no gap.
+why this order leaves no gap. A run directory that was replaced is refused, too: where others may rename it, its path
+could lead to another folder of the same user.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from cluster_ddp import files, run_files
+from cluster_ddp import files, ownership, run_files
 from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.slurm.topology import Topology
@@ -34,14 +35,60 @@ LOCK_PATIENCE_S = 240.0
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-def check() -> None:
-    """Check that no newer start of the job has taken the run directory.
+class _Held(NamedTuple):
+    path: Path
+    descriptor: int
+    seen: os.stat_result
+
+
+_held: _Held | None = None  # the run directory of this process
+
+
+def hold(path: Path) -> None:
+    """From now on, `check` refuses to write if `path` leads elsewhere; a path of an earlier call no longer counts.
 
     Raises:
-        RunDirError: one has.
+        OSError: it can't be opened.
+    """
+    global _held
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if _held is not None:
+        os.close(_held.descriptor)
+    _held = _Held(path, descriptor, os.fstat(descriptor))
+
+
+def check() -> None:
+    """Check that no newer start of the job has taken the run directory, and that its path still leads to it.
+
+    Raises:
+        RunDirError: one has; or another folder or a link is in its place.
         OSError: the run directory can't be read.
     """
     fence.refuse_older(os.environ)
+    if _held is not None:
+        _refuse_other(_held.path, _held)
+
+
+def _refuse_other(path: Path, held: _Held) -> None:
+    try:
+        here = path.stat()
+    except FileNotFoundError:
+        return  # removed: who writes next makes it again
+    if os.path.samestat(here, held.seen):
+        return
+    if _is_removed(held.descriptor) and not ownership.others(path.lstat()):
+        hold(path)  # made again
+        return
+    found = "it is not the folder any more that this run began in: it was moved, or replaced by another one or a link."
+    hint = f"see who may rename it: ls -ld {shlex.quote(str(path.parent))} {shlex.quote(str(path))}"
+    raise RunDirError(f"Writing to the run directory {path}:", f"{found} This run ends.", hint)
+
+
+def _is_removed(descriptor: int) -> bool:
+    try:
+        return os.fstat(descriptor).st_nlink == 0
+    except OSError as error:  # of NFS
+        return error.errno == errno.ESTALE
 
 
 def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:

@@ -25,7 +25,7 @@ from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, 
 from cluster_ddp.run_files import json_lines
 from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.profiling import node_usage
-from cluster_ddp.runtime.run_dir import background_writer
+from cluster_ddp.runtime.run_dir import background_writer, fenced_writes
 from cluster_ddp.runtime.run_dir.fenced_writes import RunLock, atomic_write
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
 from cluster_ddp.runtime.run_dir.tracker_thread import Tracking
@@ -79,6 +79,7 @@ class RunDir:
         """Make it, and lock it."""
         with self.written():
             ensure_dir(self.path)
+            self.hold()
             self._lock = RunLock(self.path / File.LOCK, self.world.topology)
             remove_leftovers(self.path)
         self.seen_s = _last_time(self.path / File.METRICS)
@@ -87,6 +88,11 @@ class RunDir:
         reserve_descriptors()
         with suppress(OSError):  # such as on a full disk: a training can do without it
             self.describe()
+
+    def hold(self) -> None:
+        """Let this process write only while the path leads to the folder of now, if there is one to be seen."""
+        with suppress(OSError):
+            fenced_writes.hold(self.path)
 
     @contextmanager
     def written(self) -> Iterator[None]:

@@ -6,24 +6,29 @@ as long to read.
 
 from __future__ import annotations
 
+import errno
 import json
-import shutil
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cluster_ddp.files import remove_leftovers
+from cluster_ddp.files import ensure_dir, with_reserve
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.model import dtensor_pieces
 from cluster_ddp.runtime.model.dtensor_pieces import LocalShard
+from cluster_ddp.runtime.run_dir import fenced_writes
 
 SUFFIX = ".shards"
+_NAME = re.compile(r"rank-\d+-[\w-]+\.pt|\.rank-\d+-[\w-]+\.pt\.[0-9a-f]{8}\.tmp")
 _READERS = 4  # one thread hashes at 0.5 to 2 GB/s
 
 Files = Mapping[str, Mapping[str, Any]]
@@ -131,17 +136,74 @@ def _refuse(complaints: Iterable[str | None]) -> None:
         raise DamagedError(words)
 
 
+def name_of(rank: int, token: str) -> str:
+    """Return the name of a rank's shard file, by a `token` that is another one for each save."""
+    return f"rank-{rank}-{token}.pt"
+
+
+def make_folder(checkpoint: Path) -> Path:
+    """Make the folder of a checkpoint's shard files, if it is missing, and return it.
+
+    Raises:
+        OSError: it can't be made, or a link is in its place.
+    """
+    folder = folder_of(checkpoint)
+    ensure_dir(folder)
+    with _opened(folder):
+        return folder
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of shard files in a folder, also half-written ones; none if a link is in its place."""
+    with suppress(OSError), _opened(folder) as descriptor:
+        return [entry.name for entry in os.scandir(descriptor) if _NAME.fullmatch(entry.name)]
+    return []
+
+
+def remove_files(folder: Path, names: Iterable[str]) -> None:
+    """Remove files of `names_in` from a folder, but nothing that a link leads to."""
+    with suppress(OSError), _opened(folder) as descriptor:
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=descriptor)
+
+
 def remove(checkpoint: Path) -> None:
-    """Remove the shard files of a checkpoint that is removed."""
-    shutil.rmtree(folder_of(checkpoint), ignore_errors=True)
+    """Remove the shard files of a checkpoint that is removed, and their folder unless others have files in it."""
+    _remove_folder(folder_of(checkpoint))
+
+
+def _remove_folder(folder: Path) -> None:
+    remove_files(folder, names_in(folder))
+    with suppress(OSError):
+        folder.rmdir()
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder of shard files.
+
+    Raises:
+        OSError: a link is in its place, or it is of another owner than the folder of checkpoints.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = with_reserve(lambda: os.open(folder, flags))
+    try:
+        if os.fstat(descriptor).st_uid != folder.parent.stat().st_uid:
+            raise PermissionError(errno.EPERM, "It is of another owner than the folder that it is in", str(folder))
+        fenced_writes.check()  # after it is open: the run directory has it
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def put_aside(checkpoint: Path) -> None:
     """Rename the shard files of a damaged checkpoint, as that is renamed: they replace those of an earlier one."""
     if (folder := folder_of(checkpoint)).exists():
         aside = folder.with_name(f"{folder.name}.damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.replace(aside)
+        _remove_folder(aside)
+        if not aside.exists():  # somebody else has files there
+            folder.replace(aside)
 
 
 def remove_orphans(checkpoints: Path, *, before: Path | None = None) -> None:
@@ -154,6 +216,6 @@ def remove_orphans(checkpoints: Path, *, before: Path | None = None) -> None:
     """
     for folder in checkpoints.glob(f"*{SUFFIX}" if before is None else f"step-*{SUFFIX}"):
         if before is None:
-            remove_leftovers(folder)
+            remove_files(folder, [name for name in names_in(folder) if name.endswith(".tmp")])
         if not folder.with_suffix(".pt").exists() and (before is None or folder.stem < before.stem):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_folder(folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cluster_ddp.files import ensure_dir, sync_folder
+from cluster_ddp.files import sync_folder
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
@@ -69,7 +69,7 @@ class ShardSave:
         """
         folder = shard_file.folder_of(checkpoint)
         try:
-            own = self._write_own(folder) if self._shard.pieces else None
+            own = self._write_own(checkpoint) if self._shard.pieces else None
         except Exception as error:
             self._tell({"failed": getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"})
             raise
@@ -85,13 +85,12 @@ class ShardSave:
             raise OSError(0, f"rank {failed[0]}: {told[failed[0]]['failed']}")
         self._wait_until_visible(folder)
         written = {**told, **({} if own is None else {self._rank: own})}
-        files = {self._name_of(rank): {"rank": rank, **written[rank]} for rank in sorted(written)}
+        files = {shard_file.name_of(rank, self._token): {"rank": rank, **written[rank]} for rank in sorted(written)}
         parts = self._without_pieces(state["parts"])
         # Of earlier saves under this name. What comes later may be a newer start's (see `agent.job.restart.fence`).
-        outdated = [path for path in folder.iterdir() if path.name not in files]
+        outdated = set(shard_file.names_in(folder)) - files.keys()
         checkpoint_file.write(checkpoint, {**state, "parts": parts, "sharded": {"files": files}})
-        for path in outdated:
-            path.unlink(missing_ok=True)
+        shard_file.remove_files(folder, outdated)
         return True
 
     def leave_out(self, non_finite: list[str]) -> None:
@@ -111,14 +110,11 @@ class ShardSave:
         """Whether the ranks have parted since, such as after a failure: no other save will follow."""
         return process_group.ranks_store is None
 
-    def _write_own(self, folder: Path) -> dict[str, Any]:
-        ensure_dir(folder)
+    def _write_own(self, checkpoint: Path) -> dict[str, Any]:
+        folder = shard_file.make_folder(checkpoint)
         if self.is_main:
             sync_folder(folder.parent)
-        return shard_file.write(folder / self._name_of(self._rank), self._shard)
-
-    def _name_of(self, rank: int) -> str:
-        return f"rank-{rank}-{self._token}.pt"
+        return shard_file.write(folder / shard_file.name_of(self._rank, self._token), self._shard)
 
     def _key_of(self, rank: int) -> str:
         return f"shard/{self._token}/{rank}"
@@ -158,7 +154,7 @@ class ShardSave:
         return message
 
     def _wait_until_visible(self, folder: Path) -> None:
-        paths = {f"rank {rank}": folder / self._name_of(rank) for rank in self._writers}
+        paths = {f"rank {rank}": folder / shard_file.name_of(rank, self._token) for rank in self._writers}
         missing = checkpoint_file.once_visible(lambda: next((who for who in paths if not paths[who].exists()), None))
         if missing:
             hint = "is the run directory on a file system that all nodes share?"

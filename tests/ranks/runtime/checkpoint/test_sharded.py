@@ -225,14 +225,16 @@ def resume_from_damaged() -> None:
                 shutil.copytree(run, copy)
                 damage(next((copy / "checkpoints" / "step-00000012.shards").glob("rank-1-*")))
                 for orphan in ("step-00000012.shards.damaged", "step-00000011.shards"):
-                    shutil.copytree(run / "checkpoints", copy / "checkpoints" / orphan)
+                    shutil.copytree(run / "checkpoints" / "step-00000010.shards", copy / "checkpoints" / orphan)
             world.barrier()
             with pytest.raises(CheckpointError, match="is damaged: its shard rank-1-"):
                 cluster_ddp.load_weights(copy / "checkpoints" / "step-00000012.pt", Net())
             world.barrier()
             training = Training(world, "fsdp", run_dir=copy)
             assert not (copy / "checkpoints" / "step-00000011.shards").exists()
-            assert not list(copy.glob("checkpoints/step-00000012.shards.damaged/step-*")), "of a damaged one before"
+            before = {path.name for path in run.glob("checkpoints/step-00000010.shards/*")}
+            aside = {path.name for path in copy.glob("checkpoints/step-00000012.shards.damaged/*")}
+            assert not aside & before, "of a damaged one before"
             assert not (copy / "checkpoints" / "step-00000012.shards").exists()
             found[name] = [training.checkpoint.steps, sorted(path.name for path in copy.glob("checkpoints/*.damaged"))]
         print(json.dumps(found))
