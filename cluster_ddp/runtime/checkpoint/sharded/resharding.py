@@ -5,7 +5,6 @@ So a checkpoint of 4 ranks fits 2 ranks, and one of a model under DDP fits the s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file, optimizer_state
 from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in, with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
-from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
+from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS
 from cluster_ddp.runtime.model import dtensor_pieces
 from cluster_ddp.runtime.model.dtensor_pieces import Piece, is_sharded, local_part
 from cluster_ddp.runtime.world import World
@@ -33,7 +32,7 @@ class SavedPieces:
 
     def __init__(self, checkpoint: Path, saved: Mapping[str, Any]) -> None:
         self._folder, self._files = shard_file.folder_of(checkpoint), shard_file.described(saved)
-        self._open: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
+        self._open: dict[str, tuple[torch.Tensor, shard_file.Index]] = {}
 
     def read(self, name: str, whole: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
         """Return the values of the tensor of that name: of `wanted`, a DTensor, this rank's part; else all.
@@ -63,12 +62,11 @@ class SavedPieces:
         """
         for file in sorted(self._files, key=lambda file: self._files[file]["rank"] != first):
             if file not in self._open:
-                content = checkpoint_file.load(self._folder / file)
-                self._open[file] = content["shard"], json.loads(content["index"])
+                self._open[file] = shard_file.read(self._folder / file)
             shard, index = self._open[file]
             if name in index:
                 dtype, start, shape, offset = index[name]
-                kind = getattr(torch, dtype)
+                kind: torch.dtype = getattr(torch, dtype)
                 nbytes = torch.Size(shape).numel() * kind.itemsize
                 values = torch.from_numpy(shard[offset : offset + nbytes].numpy()).view(kind).view(shape)
                 try:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,7 +23,8 @@ import torch
 
 from cluster_ddp.files import ensure_dir, with_reserve
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
+from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
+from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.model import dtensor_pieces
 from cluster_ddp.runtime.model.dtensor_pieces import LocalShard
@@ -30,6 +33,12 @@ from cluster_ddp.runtime.run_dir import fenced_writes
 SUFFIX = ".shards"
 _NAME = re.compile(r"rank-\d+-[\w-]+\.pt|\.rank-\d+-[\w-]+\.pt\.[0-9a-f]{8}\.tmp")
 _READERS = 4  # one thread hashes at 0.5 to 2 GB/s
+
+PARTS = "state['parts']"
+"""Begins the name of each tensor in the parts' states."""
+
+Index = Mapping[str, tuple[str, list[int], list[int], int]]
+"""Of each piece in a shard file, by the tensor's name: its dtype, where it starts, its shape, its offset in bytes."""
 
 Files = Mapping[str, Mapping[str, Any]]
 """The shard files of a checkpoint by name: the `rank` that wrote it, its `sha256` and its size in `bytes`."""
@@ -54,13 +63,46 @@ def write(path: Path, shard: LocalShard) -> dict[str, Any]:
     return {"sha256": sha256, "bytes": path.stat().st_size}
 
 
+def read(path: Path) -> tuple[torch.Tensor, Index]:
+    """Return the bytes of a shard file and their index.
+
+    Raises:
+        UnusableError: its content is of another form, or its index leads beyond its bytes.
+        OSError: it can't be read.
+    """
+    content = checkpoint_file.load(path)
+    try:
+        shard, index = content["shard"], json.loads(content["index"])
+        if shard.dtype != torch.uint8 or shard.dim() != 1 or shard.device.type != "cpu":
+            raise ValueError("its bytes are no tensor of bytes")
+        for dtype, start, shape, offset in index.values():
+            numbers = [*start, *shape, offset]
+            if not all(type(number) is int and number >= 0 for number in numbers) or len(start) != len(shape):
+                raise ValueError("a place in it is no number of elements")
+            if offset + math.prod(shape) * _dtype(dtype).itemsize > len(shard):
+                raise ValueError("its index leads beyond its bytes")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UnusableError(f"it is of another form ({type(error).__name__}: {str(error)[:100]})") from None
+    return shard, index
+
+
+def _dtype(name: str) -> torch.dtype:
+    """The dtype of that name in torch. ValueError if there is none."""
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name[:40]} is no dtype")
+    return found
+
+
 def complaint(path: Path, described: Mapping[str, Any]) -> str | None:
-    """Return why a shard file is not the one that is described, in words; None if it is."""
+    """Return why a shard file is not the one that is described, or can't be used, in words; None if it can."""
     if found := size_complaint(path, described):
         return found
     try:
-        same = checkpoint_file.digest(path) == described["sha256"]
-        return None if same else f"its shard {path.name} is of another save"
+        if checkpoint_file.digest(path) != described["sha256"]:
+            return f"its shard {path.name} is of another save"
+        read(path)
+        return None
     except DamagedError as error:
         return f"its shard {path.name}: {error}"
     except OSError as error:
@@ -78,8 +120,19 @@ def size_complaint(path: Path, described: Mapping[str, Any]) -> str | None:
 
 
 def described(saved: Mapping[str, Any]) -> Files:
-    """Return what a checkpoint says of its shard files; nothing if it has none."""
-    found: Files = saved.get("sharded", {}).get("files", {})
+    """Return what a checkpoint says of its shard files; nothing if it has none.
+
+    Raises:
+        UnusableError: that is of another form.
+    """
+    try:
+        found = dict(saved.get("sharded", {"files": {}})["files"])
+        for name, file in found.items():
+            kinds = [type(file[key]) for key in ("rank", "sha256", "bytes")]
+            if kinds != [int, str, int] or not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r:.60}")
+    except (LookupError, TypeError, ValueError) as error:
+        raise UnusableError(f"its list of shard files is of another form ({type(error).__name__}: {error})") from None
     return found
 
 
@@ -90,9 +143,11 @@ def check_all(checkpoint: Path) -> None:
         DamagedError: one is missing, or is not as it was written; or the checkpoint can't be used.
         OSError: the checkpoint can't be read.
     """
-    files, folder = described(checkpoint_file.read(checkpoint)), folder_of(checkpoint)
+    saved, folder = checkpoint_file.read(checkpoint), folder_of(checkpoint)
+    files = described(saved)
     with ThreadPoolExecutor(_READERS) as readers:
         _refuse(readers.map(lambda name: complaint(folder / name, files[name]), files))
+    _refuse_gaps(saved, folder, files)
 
 
 def check_on_all_ranks(world: Collectives, sharded: torch.Tensor | None, checkpoint: Path) -> None:
@@ -103,11 +158,13 @@ def check_on_all_ranks(world: Collectives, sharded: torch.Tensor | None, checkpo
     Args:
         sharded: a sharded tensor of this training, if there is one: each rank checks what it will read.
     """
-    files, folder = described(checkpoint_file.read(checkpoint)), folder_of(checkpoint)
+    saved, folder = checkpoint_file.read(checkpoint), folder_of(checkpoint)
+    files = described(saved)
     _refuse(size_complaint(folder / name, files[name]) for name in files)  # what is not here, all ranks would wait for
     if files:
         world.broadcast((str(folder), dict(files)))
         _refuse(world.gather(_complaint_here(world, sharded, folder, files)))
+    _refuse_gaps(saved, folder, files)
 
 
 def answer_checks(world: Collectives, sharded: torch.Tensor | None) -> None:
@@ -134,6 +191,25 @@ def _refuse(complaints: Iterable[str | None]) -> None:
     """Raise DamagedError for the first complaint, if there is one."""
     if words := next(filter(None, complaints), None):
         raise DamagedError(words)
+
+
+def _refuse_gaps(saved: Mapping[str, Any], folder: Path, files: Files) -> None:
+    """Raise UnusableError unless the pieces in shard files are all of each sharded tensor of a checkpoint."""
+    wholes = {name: tensor for name, tensor in tensors_in(saved["parts"], PARTS) if tensor.is_meta}
+    found: Counter[str] = Counter()
+    for file in files:
+        for name, (dtype, start, shape, _) in read(folder / file)[1].items():
+            whole = wholes.get(name)
+            if whole is None or _dtype(dtype) != whole.dtype or not _is_in(start, shape, whole.shape):
+                raise UnusableError(f"its shard {file} has a piece that is none of its {name[:200]}")
+            found[name] += math.prod(shape)
+    for name, whole in wholes.items():
+        if found[name] != whole.numel():
+            raise UnusableError(f"its shards have {found[name]} of the {whole.numel()} elements of {name[:200]}")
+
+
+def _is_in(start: Sequence[int], shape: Sequence[int], whole: Sequence[int]) -> bool:
+    return len(shape) == len(whole) and all(at + size <= end for at, size, end in zip(start, shape, whole))
 
 
 def name_of(rank: int, token: str) -> str:

@@ -20,12 +20,10 @@ from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS
 from cluster_ddp.runtime.model.dtensor_pieces import LocalShard
 from cluster_ddp.runtime.run_dir.background_writer import PATIENCE_S
 from cluster_ddp.runtime.world import World
-
-PARTS = "state['parts']"
-"""Begins the name of each tensor in the parts' states."""
 
 _POLL_S = 0.05
 # How long rank 0 waits for the others after a failure: those that still live may have written most of it.

@@ -376,8 +376,8 @@ def test_planted_code_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "step-00000001.pt"
     folder = shard_file.folder_of(path)
     folder.mkdir()
-    sha256 = checkpoint_file.write(folder / "rank-0.pt", {"shard": Planted(), "index": "{}"})
-    described = {"rank": 0, "sha256": sha256, "bytes": (folder / "rank-0.pt").stat().st_size}
+    sha256 = checkpoint_file.write(folder / "rank-0-aa-1.pt", {"shard": Planted(), "index": "{}"})
+    described = {"rank": 0, "sha256": sha256, "bytes": (folder / "rank-0-aa-1.pt").stat().st_size}
     position, parts = {"steps": 1, "epoch": 0}, {"model": {"weight": torch.empty(2, device="meta")}}
     ranks = [{"rng": {"torch": torch.zeros(1), "python": (), "numpy": ()}, "buffers": {}, "meters": {}}]
     frame = {
@@ -393,7 +393,7 @@ def test_planted_code_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "position": position,
         "parts": parts,
         "ranks": ranks,
-        "sharded": {"files": {"rank-0.pt": described}},
+        "sharded": {"files": {"rank-0-aa-1.pt": described}},
     }
     checkpoint_file.write(path, state)
     with pytest.raises(CheckpointError, match=r"it contains .*mkdir, but only tensors and plain values are read"):
