@@ -76,8 +76,8 @@ class Stream(BatchIterator):
             "step": self.step + 1,
             "seen": self.seen,
             "stream": self.split,
-            "is_at_end": self.is_at_end,
-            "last_size": self.size,
+            "is_at_end": (is_at_end := self.is_at_end),
+            "last_size": self.seen if is_at_end else self.size,
         }
 
     def place_of_rank(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import pickle
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +95,7 @@ class StreamReader(Dataset[Record]):
         self.has_state = not replay and _has_state(iterable)
         self._number, self._worker = -1, 0
         self._first_state: bytes | None = None
+        self._has_loaded_end = False
         self._rng: Any = None
         self._iterator: Iterator[Any] = iter(())
 
@@ -136,13 +137,11 @@ class StreamReader(Dataset[Record]):
             seed = stream_seed(stream_seed(seed, self.rank), self._worker)
         rng.seed_cpu(seed)
         self._epoch, self._first, self._is_ended = start.epoch, 0, start.is_ended
-        if hasattr(self.iterable, "set_epoch"):
-            self.iterable.set_epoch(start.epoch)
+        self._set_epoch()
         self._load(start)
         if start.is_ended:
             return
-        with protected_start(self.iterable):
-            self._iterator = iter(self.iterable)
+        self._open(seed)
         self._position = self._origin = start.seen
         self._ahead: list[Any] = []
         if start.state is None:
@@ -158,8 +157,31 @@ class StreamReader(Dataset[Record]):
             self._first_state = pickle.dumps(self.iterable.state_dict())
         if start.state is not None:
             self.iterable.load_state_dict(pickle.loads(start.state)["iterable"])
+            self._has_loaded_end = start.is_ended or not start.seen
         elif start.is_anew and self._first_state is not None:
             self.iterable.load_state_dict(pickle.loads(self._first_state))
+
+    def _open(self, seed: int) -> None:
+        """Begin to iterate.
+
+        With the state of an end, some iterables have nothing left, as at the end itself: another pass begins the epoch.
+        Others begin it at once, as torchdata's StatefulDataLoader.
+        """
+        has_loaded_end, self._has_loaded_end = self._has_loaded_end, False
+        if has_loaded_end:
+            self._set_epoch()  # after that of the state
+        with protected_start(self.iterable):
+            self._iterator = iter(self.iterable)
+            first = list(islice(self._iterator, 1)) if has_loaded_end else []
+            if has_loaded_end and not first:
+                rng.seed_cpu(seed)
+                self._set_epoch()
+                self._iterator = iter(self.iterable)
+        self._iterator = chain(first, self._iterator)
+
+    def _set_epoch(self) -> None:
+        if hasattr(self.iterable, "set_epoch"):
+            self.iterable.set_epoch(self._epoch)
 
     def _dealt(self, step: int) -> Record:
         """This rank's part of a global batch: every `world_size`-th item. All ranks and workers read all items."""
