@@ -23,7 +23,7 @@ from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, STORE_PATIENCE_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
-from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, store
+from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, run_label, store
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.stop_signals import Stopped
@@ -114,6 +114,7 @@ def _meet(
         collective_timeout_s=reporter.collective_timeout_s,
         peer_failed=peers.has_failed,
         key=key,
+        run_label=run_label.common(topology, reporter.store, os.environ),
     )
     return world, peers
 

@@ -22,6 +22,7 @@ from cluster_ddp.runtime.console import say
 from cluster_ddp.runtime.data.world_data import WorldData
 from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.model.world_models import Models
+from cluster_ddp.runtime.rendezvous import run_label
 from cluster_ddp.runtime.rng import seed_all, stream_seed
 
 
@@ -29,6 +30,8 @@ from cluster_ddp.runtime.rng import seed_all, stream_seed
 class World(Models, WorldData):
     """All ranks of the run, seen from one of them. See `Collectives`, `Models` and `WorldData`, too."""
 
+    run_label: str = field(default_factory=run_label.now)
+    """Date and time of the start, by rank 0's clock, the same on all ranks: names a run outside Slurm."""
     run_log: list[Callable[[str, Mapping[str, Any]], None]] = field(default_factory=list, repr=False)
     """`RunDir.log` of the newest run directory; empty before there is one."""
 

@@ -35,11 +35,10 @@ _TAIL_BYTES = 64 * 1024  # has the last records
 
 
 def default_run_dir(name: str, world: World) -> Path:
-    """Return the run directory of the submission, else runs/<name>-<job id, or date and time>."""
+    """Return the run directory of the submission, else runs/<name>-<job id, or date and time>: one for all ranks."""
     if submitted := os.environ.get(Env.RUN_DIR):
         return Path(submitted)
-    label = world.topology.job_label or time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{name}-{label}"
+    return Path("runs") / f"{name}-{world.topology.job_label or world.run_label}"
 
 
 class RunDir:

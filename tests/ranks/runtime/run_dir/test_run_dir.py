@@ -9,10 +9,12 @@ import logging
 import math
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from ranks import run_ranks
+from slowness import scaled
 
+import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.protocol import RECORDS_VERSION
 from cluster_ddp.runtime.run_dir import background_writer, metrics
@@ -356,6 +361,60 @@ def test_where_a_run_dir_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_run_dir("digits", a_world()).name.startswith("digits-2")
     monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", "/x/y")
     assert default_run_dir("digits", a_world(job_id=12)) == Path("/x/y")
+
+
+def name_the_run_dir() -> None:
+    """The clocks of the ranks' nodes are an hour apart."""
+    os.environ.pop("CLUSTER_DDP_RUN_DIR", None)
+    time.strftime = lambda form: f"20260101-{os.environ['RANK']}00000"  # type: ignore[assignment,misc]
+    with cluster_ddp.distributed(cuda=False) as world:
+        print(default_run_dir("training", world))
+
+
+def test_outside_slurm_rank_0_names_the_run_directory(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environments = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
+    ends = run_ranks(name_the_run_dir, environments, tmp_path)
+    first, second = (end.output.splitlines()[-1] for end in ends)
+    assert first == second == "runs/training-20260101-000000"
+
+
+RESTARTED = """
+import os, signal, time
+import torch, cluster_ddp
+
+time.strftime = lambda form: f"2026010{1 + int(os.environ['TORCHELASTIC_RESTART_COUNT'])}-000000"
+with cluster_ddp.distributed(cuda=False) as world:
+    model = world.wrap(torch.nn.Linear(2, 1))
+    checkpoint = cluster_ddp.Checkpointer(world, every="1steps", model=model)
+    for done in checkpoint.until(4):
+        model(torch.ones(1, 2)).sum().backward()
+        checkpoint.step()
+        if done == 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            checkpoint._folder.writer.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.full
+def test_a_restart_of_the_same_torchrun_finds_its_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RESTARTED)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "train.py",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(300))
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert f"Resuming from runs/{run_dir.name}/checkpoints/step-0000000" in done.stdout
 
 
 @dataclasses.dataclass
