@@ -68,7 +68,7 @@ def shape(options: Options, env: Mapping[str, str]) -> Shape:
             f"the job has {nodes + options.spare_nodes} node(s), and {options.spare_nodes} of them are to be spares."
         )
         raise SpecError("Choosing the nodes that train:", found, "fewer with --spare-nodes, or more with --nodes")
-    tasks = v.integer(*variables.NTASKS_PER_NODE) or _equal_tasks(v, options)
+    tasks = _tasks_per_node(v, options)
     of_task = _gpus_per_task(v)
     gpus = v.integer(*variables.GPUS_ON_NODE) or of_task * tasks or None
     driven = (gpus or 0) // options.gpus_per_task
@@ -87,12 +87,18 @@ def _gpus_per_task(v: Variables) -> int:
     return int(count[1]) if count else bool(asked)
 
 
-def _equal_tasks(v: Variables, options: Options) -> int:
-    # Without --ntasks, Slurm counts a task for each CPU that the job has.
-    counts = set((v.integer(*variables.JOB_TASKS) and v.tasks_per_node()) or (1,))
-    if len(counts) > 1 and options.ranks_per_node is None:
+def _tasks_per_node(v: Variables, options: Options) -> int:
+    try:
+        counts = v.job_tasks()
+    except TopologyError:
+        if options.ranks_per_node is None:
+            raise
+        counts = (1,)
+    if len(set(counts)) > 1 and options.ranks_per_node is None:
         asked = "Starting the ranks of the job:"
-        found = f"its tasks are not equal on all nodes: {v.shown(*variables.TASKS_PER_NODE)}."
+        on_each = " and ".join(map(str, sorted({*counts}, reverse=True)))
+        shown = v.shown(*variables.JOB_TASKS[:1], *variables.JOB_NODES[:1], *variables.TASKS_PER_NODE[1:])
+        found = f"its tasks are not equal on all nodes, but {on_each}: {shown}."
         raise SpecError(asked, found, "ask for them with --ntasks-per-node, or say how many: --ranks-per-node N")
     return min(counts)
 

@@ -88,9 +88,7 @@ def _slurm_step(v: Variables) -> Fields:
 
 def _slurm_without_step(v: Variables) -> Fields:
     """In the shell of sbatch or salloc: correct for one task only. With several tasks, this process would hang."""
-    # With --ntasks-per-node alone, some versions leave SLURM_NTASKS unset.
-    per_node = v.integer("SLURM_NTASKS_PER_NODE") or 1
-    tasks = v.integer(*variables.JOB_TASKS) or per_node * (v.integer(*variables.JOB_NODES) or 1)
+    tasks = v.integer(*variables.JOB_TASKS) or sum(v.job_tasks())
     if tasks > 1:
         shown = v.shown("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "SLURM_STEP_ID")
         found = f"{shown}: the job has {tasks} tasks, and this one process would wait forever for the others."

@@ -92,6 +92,28 @@ class Variables:
         job = self.text(Env.CHAIN, *JOB_ID, Env.LOCAL_JOB_ID)
         return job_label(job, self.text(*ARRAY_JOB_ID), self.text(*ARRAY_TASK_ID))
 
+    def job_tasks(self) -> tuple[int, ...]:
+        """Return the number of tasks that the job has on each of its nodes, in its batch script or in salloc's shell.
+
+        With --ntasks, --ntasks-per-node is a maximum (sbatch(1)): then SLURM_NTASKS_PER_NODE is only what was asked,
+        and SLURM_TASKS_PER_NODE repeats it (22.05). Without either, SLURM_NTASKS is unset. A job that was submitted
+        from within another one may have that one's variables, too.
+
+        Raises:
+            TopologyError: the job has fewer places than tasks; or a value can't be read.
+        """
+        nodes = self.integer(*JOB_NODES) or 1
+        tasks, places = self.integer(*JOB_TASKS), self.tasks_per_node()
+        if tasks is None:
+            return (self.integer(*NTASKS_PER_NODE) or 1,) * nodes
+        if tasks == sum(places):
+            return places
+        if places and tasks > sum(places) and not self.text("SLURM_OVERCOMMIT"):
+            found = f"{self.shown(*JOB_TASKS[:1], *TASKS_PER_NODE[1:])}: they contradict each other."
+            hint = "one is of another job around this one: unset it in the script, or say how many: --ranks-per-node N"
+            raise TopologyError("Counting the tasks of the job:", found, hint)
+        return tuple(tasks // nodes + (node < tasks % nodes) for node in range(nodes))
+
     def tasks_per_node(self) -> tuple[int, ...]:
         """Return the number of tasks on each node, none if unset: "2(x3),1" gives (2, 2, 2, 1).
 

@@ -25,7 +25,7 @@ def one_task_step(site: Site) -> Iterator[Finding]:
     tasks = (v.integer(*variables.NTASKS_PER_NODE) or 1) * (v.integer(*variables.JOB_NODES) or 1)
     if site.topology.launcher == "slurm" and site.topology.world_size == 1 and tasks > 1:
         yield Finding(
-            what=f"This step has 1 task, and the job has {tasks}.",
+            what=f"This step has 1 task, and the job has up to {tasks}.",
             evidence=v.shown("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NUM_NODES"),
             hint=f"start all tasks: srun --ntasks={tasks} python …; in srun --pty: srun --overlap --ntasks={tasks} …",
             is_warning=True,

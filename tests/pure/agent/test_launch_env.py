@@ -89,6 +89,41 @@ def test_unequal_tasks_are_refused(counts: str) -> None:
     assert "--ranks-per-node" in error.value.hint
 
 
+TWO_NODES = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "localhost"}
+
+
+@pytest.mark.parametrize(
+    ("env", "each"),
+    [
+        # What 22.05 sets with --ntasks and --ntasks-per-node, and what srun starts then.
+        ({"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}, 1),
+        ({"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "3", "SLURM_TASKS_PER_NODE": "3(x2)"}, 2),
+        ({"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}, 2),
+        ({"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}, 1),
+        ({"SLURM_NTASKS_PER_NODE": "2"}, 2),
+        ({"SLURM_TASKS_PER_NODE": "8(x2)"}, 1),  # a task for each CPU: none was asked for
+        # salloc --ntasks-per-node=1, and in it sbatch --ntasks=4
+        ({"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "1", "SLURM_TASKS_PER_NODE": "2(x2)"}, 2),
+        ({"SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_OVERCOMMIT": "1"}, 4),
+    ],
+)
+def test_as_many_ranks_start_as_the_job_has_tasks(env: dict[str, str], each: int) -> None:
+    assert launch_env.shape(SRUN, {**TWO_NODES, **env}).ranks_per_node == each
+
+
+def test_tasks_that_do_not_fit_the_nodes_are_refused() -> None:
+    env = {**TWO_NODES, "SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    with pytest.raises(SpecError, match="not equal on all nodes, but 2 and 1: SLURM_NTASKS=3, SLURM_JOB_NUM_NODES=2"):
+        launch_env.shape(SRUN, env)
+
+
+def test_variables_that_contradict_each_other_are_both_shown() -> None:
+    env = {**TWO_NODES, "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    with pytest.raises(TopologyError, match=r"SLURM_NTASKS=8, SLURM_TASKS_PER_NODE=1\(x2\): they contradict"):
+        launch_env.shape(SRUN, env)
+    assert launch_env.shape(Options(ranks_per_node=2), env).world_size == 4
+
+
 def test_what_is_no_number_is_named() -> None:
     with pytest.raises(TopologyError, match=r"SLURM_JOB_NUM_NODES=two"):
         launch_env.shape(SRUN, {"SLURM_JOB_NUM_NODES": "two"})

@@ -599,7 +599,7 @@ IN_THE_BATCH_SHELL = (
     Fault(
         title="a step of one task in a job of four",
         check="one_task_step",
-        found=("This step has 1 task, and the job has 4", "srun --ntasks=4"),
+        found=("This step has 1 task, and the job has up to 4", "srun --ntasks=4"),
         options=("srun", "--nodes=1", "--ntasks=1", "--gres=gpu:1", "--overlap"),
     ),
 )
