@@ -58,10 +58,13 @@ def shape(options: Options, env: Mapping[str, str]) -> Shape:
 
     Raises:
         TopologyError: a variable is not a number.
-        SpecError: the tasks are not equal on all nodes, and the options don't say how many ranks to start; or all
-            nodes are to be spares.
+        SpecError: the job is heterogeneous; its tasks are not equal on all nodes, and the options don't say how many
+            ranks to start; or all nodes are to be spares.
     """
     v = Variables(env)
+    if (v.integer(*variables.HET_SIZE) or 1) > 1:
+        found = f"{v.shown(*variables.HET_SIZE)}: it is a heterogeneous job, and srun would start its first part only."
+        raise SpecError("Starting the ranks of the job:", found, "submit a job of one part: no #SBATCH hetjob, no ':'")
     nodes = (v.integer(*variables.JOB_NODES) or 1) - options.spare_nodes
     if nodes < 1:
         found = (

@@ -35,6 +35,7 @@ GPUS_ON_NODE = ("SLURM_GPUS_ON_NODE",)  # of the step, even if each task sees on
 DISTRIBUTION = ("SLURM_DISTRIBUTION",)
 END_TIME = ("SLURM_JOB_END_TIME",)  # from 23.02 on
 NTASKS_PER_NODE = ("SLURM_NTASKS_PER_NODE",)  # set only if that option was given
+HET_SIZE = ("SLURM_HET_SIZE",)  # parts of a heterogeneous job
 RANKS_ON_NODE = ("SLURM_GTIDS",)  # such as "2,3"
 TASK_PID = ("SLURM_TASK_PID",)
 CPUS_ON_NODE = ("SLURM_CPUS_ON_NODE",)  # of the step

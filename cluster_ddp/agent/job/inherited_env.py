@@ -33,6 +33,11 @@ _SLURMS = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_")
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
 # Slurm sets these in a job. Outside a job they are the user's own.
 _GPUS_OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+# Options of srun that sbatch sets where the job has them; of memory it takes one at most, and GPUs a job must have.
+_MEMORY = frozenset(["SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU"])
+_GPU_REQUESTS = frozenset(
+    ["SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"]
+)
 # Of a step; by the second, a step of srun binds its tasks to CPUs that another job may not have.
 _OF_A_STEP = ("SLURM_STEP", "SLURM_CPU_BIND")
 
@@ -62,7 +67,17 @@ def own(env: Mapping[str, str]) -> dict[str, str]:
         return dict(env)
     if "SLURM_STEP_NODELIST" in env and not _is_in_step(env):
         env = {name: value for name, value in env.items() if not name.startswith(_OF_A_STEP)}
-    return _in_own_array(env)
+    return _in_own_array(_without_requests(env))
+
+
+def _without_requests(env: Mapping[str, str]) -> Mapping[str, str]:
+    """An environment without requests that this job can't have made. Without them a step has all that the job has."""
+    others = set[str]()
+    if len(_MEMORY & env.keys()) > 1:
+        others |= _MEMORY
+    if _NODE in env and not env.keys() & {_GPUS, "SLURM_JOB_GPUS"}:
+        others |= _GPU_REQUESTS
+    return {name: value for name, value in env.items() if name not in others}
 
 
 def inherited(env: Mapping[str, str]) -> dict[str, str]:

@@ -124,6 +124,12 @@ def test_variables_that_contradict_each_other_are_both_shown() -> None:
     assert launch_env.shape(Options(ranks_per_node=2), env).world_size == 4
 
 
+def test_a_heterogeneous_job_is_refused() -> None:
+    with pytest.raises(SpecError, match="SLURM_HET_SIZE=2: it is a heterogeneous job"):
+        launch_env.shape(SRUN, {**JOB, "SLURM_HET_SIZE": "2"})
+    assert launch_env.shape(SRUN, {**JOB, "SLURM_HET_SIZE": "1"}).world_size == 4
+
+
 def test_what_is_no_number_is_named() -> None:
     with pytest.raises(TopologyError, match=r"SLURM_JOB_NUM_NODES=two"):
         launch_env.shape(SRUN, {"SLURM_JOB_NUM_NODES": "two"})

@@ -56,6 +56,27 @@ def test_what_a_job_of_ours_has_set_for_its_ranks_is_not_the_next_ones() -> None
     assert inherited_env.own({**own, **of_rank}) == own
 
 
+@pytest.mark.parametrize(
+    ("env", "others"),
+    [
+        ({"SLURM_MEM_PER_CPU": "500", "SLURM_MEM_PER_NODE": "1024"}, {"SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE"}),
+        ({"SLURM_MEM_PER_CPU": "500"}, set()),
+        ({"SLURM_GPUS_PER_NODE": "2"}, {"SLURM_GPUS_PER_NODE"}),
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}, set()),
+        ({"SLURM_GPUS": "4", "SLURM_JOB_GPUS": "0,1"}, set()),
+    ],
+)
+def test_what_a_job_around_this_one_has_asked_for_is_not_its(env: dict[str, str], others: set[str]) -> None:
+    """srun would say "mutually exclusive" of two kinds of memory, and "Invalid generic resource" of GPUs."""
+    env = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1", **env}
+    assert inherited_env.own(env) == {name: value for name, value in env.items() if name not in others}
+
+
+def test_in_salloc_all_requests_are_the_jobs() -> None:
+    env = {"SLURM_JOB_ID": "17", "SLURM_GPUS_PER_NODE": "2"}
+    assert inherited_env.own(env) == env
+
+
 OF_STEP = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
 
 
