@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_SIGSET_BYTES = 128  # of a sigset_t, in glibc and musl
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CGROUPS = Path("/sys/fs/cgroup")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -134,6 +135,24 @@ def end_with_parent(number: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def signals_descriptor(numbers: Iterable[int]) -> int:
+    """Return a descriptor that can be read while one of some signals, which are blocked, waits (signalfd(2)).
+
+    Raises:
+        OSError: no descriptor is free.
+    """
+    import ctypes
+
+    libc, mask = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(_SIGSET_BYTES)
+    libc.sigemptyset(mask)
+    for number in numbers:
+        libc.sigaddset(mask, int(number))
+    descriptor = int(libc.signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 def rename(name: str) -> None:

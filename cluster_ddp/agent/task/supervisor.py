@@ -120,7 +120,7 @@ class Supervisor:
             wait_s = _LONGEST_WAIT_S if tick is None else tick()
             due = min(self._term_at, self._kill_at, self._pending.due)
             wait_s = min(wait_s, due - time.monotonic())
-            received = signal.sigtimedwait(self._held, max(0.0, min(wait_s, _LONGEST_WAIT_S)))
+            received = signals.wait(self._held, max(0.0, min(wait_s, _LONGEST_WAIT_S)))
             if received is not None and not signals.is_known_to_all(received):
                 self.received(signal.Signals(received.si_signo))
             self._reap()
