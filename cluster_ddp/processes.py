@@ -15,6 +15,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _SIGSET_BYTES = 128  # of a sigset_t, in glibc and musl
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CGROUPS = Path("/sys/fs/cgroup")
+_LATE_S = 5.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -98,6 +99,27 @@ def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal or a debugger; False if there is none."""
     found = stat(pid)
     return found is not None and found.state in "Tt"
+
+
+class Suspensions:
+    """Notices that this process was suspended: by scontrol suspend, gang scheduling, SIGSTOP.
+
+    The clock goes on, and others were suspended, too: who waits for them asks every second or two, in any thread, and
+    adds to each deadline what was missed.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._last_s = threading.Lock(), time.monotonic()
+
+    def missed_s(self, pause_s: float = 2.0) -> float:
+        """Return for how many seconds this process was suspended since the last call; 0 if it was a little late only.
+
+        `pause_s`: after so many seconds it asks again if nothing holds it up.
+        """
+        with self._lock:
+            now = time.monotonic()
+            missed_s, self._last_s = now - self._last_s - pause_s, now
+        return missed_s if missed_s > _LATE_S else 0.0
 
 
 def environment(pid: int) -> dict[str, str]:

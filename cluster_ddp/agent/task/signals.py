@@ -51,7 +51,7 @@ def wait(numbers: Sequence[int], timeout_s: float) -> signal.struct_siginfo | No
     return signal.sigtimedwait(numbers, 0)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _descriptor(numbers: tuple[int, ...]) -> int:
     return processes.signals_descriptor(numbers)
 

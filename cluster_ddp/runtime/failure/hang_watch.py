@@ -143,6 +143,7 @@ class HangWatch:
         with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
             self._open_file()  # the store has enough to do while all ranks begin
         while not self._stopped.wait(min(self._every_s, max(0.0, self._end_at - time.monotonic()))):
+            last_progress.note_suspension(self._every_s)
             with contextlib.suppress(Exception):
                 self._look()
 
@@ -172,6 +173,7 @@ class HangWatch:
             end_at = time.monotonic() + self._restart_s
             self._answer()
             self._tell(end_at)
+            last_progress.note_suspension(_NEVER)  # it was none: that took its time
 
     def _end_if_silent(self) -> None:
         """End the start if ranks still do not answer. They have had the time to, and no step has come."""
