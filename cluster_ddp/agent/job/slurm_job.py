@@ -60,8 +60,10 @@ class SlurmJob(JobSetup):
     def _starts_again(self, ended: Outcome, starts: Starts) -> bool:
         """Have the job requeued, or its chain continued, if it may be. Returns whether that will be so."""
         why = ""
-        if ended.status and self.is_over:  # it may be queued again already, by somebody else
-            job_log.say(requeue.SCRIPT_ENDED)
+        if ended.status and (over := self.over()):  # it may be queued again already, by somebody else
+            job_log.say(over)
+            if not self.is_over:
+                return True  # the run directory is that start's
         elif starts.follows.then == Then.REQUEUE:
             why = f"Failed with status {ended.status}"
         elif ended.state == "STOPPED" and starts.status == 0:

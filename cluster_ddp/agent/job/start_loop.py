@@ -134,7 +134,9 @@ class Starts:
     def _decide(self, ended: Outcome) -> Verdict:
         """Return what follows; end the step, unless the next start begins in it."""
         follows = Verdict(Then.END)
-        if ended.state == "FAILED" and not self._job.is_over:
+        # Only a new step needs Slurm, which may be away.
+        is_over = self._job.is_over if self._tasks.can_start_again else bool(self._job.over())
+        if ended.state == "FAILED" and not is_over:
             follows = self.recovery.after(ended, self.number, self._reports)
         self._left_logs = self._reports.logs_of_gone()
         training = self.recovery.nodes.training

@@ -87,7 +87,8 @@ class TaskLimits:
         )
         self._warn_at, self._kill_at = _NEVER, time.monotonic() + PATIENCE_S  # then srun kills the tasks
         argv = ["scancel", "--signal=TERM", f"{self._env['SLURM_JOB_ID']}.{step}"]
-        if not step or not slurm_commands.ask(argv, self._env).is_ok:
+        instead = slurm_commands.instead_of(self._env["SLURM_JOB_ID"], self._env)
+        if not step or instead.words or not slurm_commands.ask(argv, self._env).is_ok:
             os.kill(srun, signal.SIGTERM)
 
     def _is_cancelled(self) -> bool:
