@@ -103,9 +103,11 @@ class TaskReports:
             self._is_closed = True
 
     def failed_everywhere(self, words: str) -> bool:
-        """Whether all ranks have failed with these words."""
+        """Whether all ranks have failed with these words, but for their numbers."""
         with self._lock:
-            ranks = {end.rank for end in self._ends if (end.words or self._last_error(end)) == words}
+            same = first_failure.without_numbers(words)
+            said = {end.rank: first_failure.without_numbers(end.words or self._last_error(end)) for end in self._ends}
+            ranks = [rank for rank, one in said.items() if one == same]
             return bool(words) and len(ranks) == self._world_size
 
     def end_of(self, one: Failure | None) -> End | None:

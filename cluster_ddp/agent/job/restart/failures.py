@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
 from cluster_ddp.files import append_record, open_own
 from cluster_ddp.protocol import File, Then
@@ -198,7 +199,8 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
     if now.checkpoint and newest == [now.checkpoint] * _WITHOUT_PROGRESS:
         return f"failed four times without a new checkpoint (the newest: {now.checkpoint})"
     for one in before:
-        if not now.words or one.words != now.words or (one.checkpoint, one.step) != (now.checkpoint, now.step):
+        is_same = first_failure.without_numbers(one.words) == first_failure.without_numbers(now.words)
+        if not now.words or not is_same or (one.checkpoint, one.step) != (now.checkpoint, now.step):
             continue
         if one.on_all_ranks and now.on_all_ranks:
             return f"all ranks failed twice with the same error: {now.words}"
@@ -208,6 +210,9 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
 
 
 def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
-    is_second = bool(now.node) and any(one.node == now.node and now.node not in one.without for one in before)
+    """The node where a start failed first a second time, unless the program itself failed: that does so on any node."""
+    there = [one for one in before if one.node == now.node and now.node not in one.without]
+    is_second = bool(now.node) and not all(first_failure.is_of_program(one.words) for one in there)
+    is_second = is_second and not first_failure.is_of_program(now.words)
     why = Reason(f"A start failed first there twice; now: {now.words or 'without a word'}")
     return {now.node: why} if is_second else {}

@@ -198,6 +198,10 @@ def test_ranks_that_are_killed_because_of_a_failure_are_no_news() -> None:
         ([(0, "x"), (1, "x")], True),
         ([(0, "x"), (0, "x")], False),
         ([(0, "x"), (1, "y")], False),
+        (
+            [(0, "OutOfMemoryError: 2.00 GiB; 71.25 MiB is free"), (1, "OutOfMemoryError: 2.00 GiB; 8 MiB is free")],
+            True,
+        ),
         ([(0, ""), (1, "")], False),
     ],
 )
