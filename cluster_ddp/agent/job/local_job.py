@@ -130,6 +130,7 @@ class LocalJob:
         """Do what is due. Returns the seconds until more is."""
         now, missed_s = time.monotonic(), self._suspensions.missed_s(_LOOK_S)
         self._warn_at, self._deadline = self._warn_at + missed_s, self._deadline + missed_s
+        self._reports.note_suspension(missed_s)
         if now >= self._warn_at:
             self._warn_at = float("inf")
             self._supervisor.received(signal.SIGUSR1)

@@ -15,6 +15,8 @@ from cluster_ddp.protocol import EXIT_STOPPED, File
 
 # Seconds that other ranks have to say how they fail, after the first one: after an exception, after a signal.
 _WORDS_S, _KILLED_S = 2.0, 0.5
+# How long a job is suspended at least if ranks may time out of it; how soon after its resume they have.
+_SUSPENDED_S, _RESUMED_S = 240.0, 120.0
 _NEVER = float("inf")
 
 _ALONE = """\
@@ -49,7 +51,7 @@ class TaskReports:
         self._alone: set[int] = set()
         self._idle: dict[int, int] = {}  # number of a task -> its exit status
         self._lost: dict[int, str] = {}  # number of a task whose agent is gone -> its host
-        self._over_at = _NEVER
+        self._over_at, self._resumed_at = _NEVER, -_NEVER
         self._is_closed = False
 
     @property
@@ -88,6 +90,16 @@ class TaskReports:
         with self._lock:
             lost = [outcome.KILL for task in self._lost if task not in self._idle]
             return [*filter(None, self._idle.values()), *lost]
+
+    def note_suspension(self, missed_s: float) -> None:
+        """Note that the job, which was suspended for so many seconds, was resumed now."""
+        if missed_s >= _SUSPENDED_S:
+            self._resumed_at = time.monotonic()
+
+    @property
+    def is_just_resumed(self) -> bool:
+        """Whether the job was suspended for minutes until a moment ago."""
+        return time.monotonic() - self._resumed_at < _RESUMED_S
 
     def due_s(self, now: float) -> float:
         """Return in how many seconds the start may be over: others may still say why a first rank failed."""

@@ -54,6 +54,8 @@ class Failed(NamedTuple):
     """What followed: one of `Then`."""
     without: tuple[str, ...] = ()
     """Nodes that were left out from then on."""
+    suspended: bool = False
+    """Whether the job had been suspended just before, for minutes: ranks that wait for each other then time out."""
 
 
 class History:
@@ -191,7 +193,9 @@ def what_follows(
 
 def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
     """Why the job ends; empty if it does not."""
-    failures = [*before, now]
+    failures = [one for one in (*before, now) if not one.suspended]
+    if now.suspended:
+        return ""
     if len(failures) > restarts:
         times = {1: "once", 2: "twice"}.get(len(failures), f"{len(failures)} times")
         return f"failed {times} (--restarts {restarts})"
@@ -211,8 +215,8 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
 
 def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
     """The node where a start failed first a second time, unless the program itself failed: that does so on any node."""
-    there = [one for one in before if one.node == now.node and now.node not in one.without]
-    is_second = bool(now.node) and not all(first_failure.is_of_program(one.words) for one in there)
-    is_second = is_second and not first_failure.is_of_program(now.words)
+    there = [one for one in (*before, now) if one.node == now.node and now.node not in one.without]
+    blamed = [one for one in there if not one.suspended and not first_failure.is_of_program(one.words)]
+    is_second = bool(now.node) and len(blamed) > 1 and blamed[-1] is now
     why = Reason(f"A start failed first there twice; now: {now.words or 'without a word'}")
     return {now.node: why} if is_second else {}

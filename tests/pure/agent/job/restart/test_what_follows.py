@@ -91,6 +91,11 @@ CASES = {
         [at(7, "n2", words=f"{OOM} 8 MiB is free")],
         why=f"the same error at step 7 on n2 and on n1: {OOM} 71.25 MiB is free",
     ),
+    # Suspended for minutes just before.
+    "by a suspension": Case(RESTART, at(7, "n1", words=ECC, suspended=True), [at(7, "n2", words=ECC)], restarts=1),
+    "by a suspension, which counts later neither": Case(
+        RESTART, failed("n1"), [failed("n1", suspended=True)] * 3, restarts=1, has_others=True
+    ),
     # First twice on a node.
     "twice": Case(("restart", ("n2", "n3")), at(7, "n1", words=ECC), [at(7, "n1", words=ECC)], left_out=("n1",)),
     "twice the program's": Case(RESTART, at(7, "n1"), [at(7, "n1")], has_others=True),
