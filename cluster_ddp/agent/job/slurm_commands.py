@@ -109,7 +109,7 @@ def instead_of(job: str, env: Mapping[str, str], *, outlives_term: bool = False)
     answer = ask(["scontrol", "--oneliner", "show", "job", job], env, with_stderr=True, outlives_term=outlives_term)
     if not answer.is_ok:
         return answer
-    own = {"JobState": _RUNS}
+    own: dict[str, Sequence[str]] = {"JobState": _RUNS}
     if not env.get(Env.PACKED):  # whose count is that of the task
         own["Restarts"] = ("0" if env.get(Env.CHAIN) else str(Variables(env).requeues()),)
     if env.get("ENVIRONMENT") == "BATCH":

@@ -3,7 +3,8 @@
 failures.jsonl says how each failed start ended, and what followed. The job's agent writes it.
 
 {"time": 1764000000.0, "start": 2, "node": "node2", "rank": 1, "words": "killed by SIGKILL", "step": null,
- "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": []}
+ "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": [],
+ "suspended": false}
 
 It also writes allocations.jsonl: what the jobs of a run have had of the cluster.
 """
