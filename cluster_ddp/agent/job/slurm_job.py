@@ -60,16 +60,17 @@ class SlurmJob(JobSetup):
     def _starts_again(self, ended: Outcome, starts: Starts) -> bool:
         """Have the job requeued, or its chain continued, if it may be. Returns whether that will be so."""
         why = ""
-        if ended.status and (over := self.over()):  # it may be queued again already, by somebody else
-            job_log.say(over)
-            if not self.is_over:
-                return True  # the run directory is that start's
+        if ended.status and self.is_over:  # it may be queued again already, by somebody else
+            job_log.say(requeue.SCRIPT_ENDED)
         elif starts.follows.then == Then.REQUEUE:
             why = f"Failed with status {ended.status}"
         elif ended.state == "STOPPED" and starts.status == 0:
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
+        if ended.status and not self.is_over and (self.next_job is not None or not why) and (over := self.over()):
+            job_log.say(over)
+            return True  # the run directory is that start's
         recovery = starts.recovery
         leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
         if self.next_job is not None:
