@@ -104,21 +104,20 @@ def is_stopped(pid: int) -> bool:
 class Suspensions:
     """Notices that this process was suspended: by scontrol suspend, gang scheduling, SIGSTOP.
 
-    The clock goes on, and others were suspended, too: who waits for them asks every second or two, in any thread, and
-    adds to each deadline what was missed.
+    The clock goes on, and others were suspended, too: who waits for them asks every second or two, and adds to each
+    deadline what was missed.
     """
 
     def __init__(self) -> None:
-        self._lock, self._last_s = threading.Lock(), time.monotonic()
+        self._last_s = time.monotonic()
 
     def missed_s(self, pause_s: float = 2.0) -> float:
         """Return for how many seconds this process was suspended since the last call; 0 if it was a little late only.
 
         `pause_s`: after so many seconds it asks again if nothing holds it up.
         """
-        with self._lock:
-            now = time.monotonic()
-            missed_s, self._last_s = now - self._last_s - pause_s, now
+        now = time.monotonic()
+        missed_s, self._last_s = now - self._last_s - pause_s, now
         return missed_s if missed_s > _LATE_S else 0.0
 
 

@@ -139,7 +139,7 @@ def is_of_program(words: str) -> bool:
     raised = _ERROR.match(words)
     if raised is None:
         return False
-    name = raised[0].rpartition(".")[2]
+    name = re.split(r"[. ]", raised[0])[-1]
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, OSError):
         return False

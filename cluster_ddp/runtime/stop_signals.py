@@ -83,7 +83,8 @@ class StopFlag:
     """
 
     def __init__(self, signals: Sequence[str], *, told: bool = True) -> None:
-        self._deadline, self._is_late, self._suspensions = float("inf"), False, processes.Suspensions()
+        self._deadline, self._is_late = float("inf"), False
+        self._suspensions, self._noting = processes.Suspensions(), threading.Lock()
         numbers = dict.fromkeys(map(number_of, signals))
         self._signal: int | None = None
         self._told, self._look_at_s = set[int]() if told else set(numbers), 0.0
@@ -98,12 +99,14 @@ class StopFlag:
 
         Call `note_suspension` every second or two from then on.
         """
-        self._suspensions.missed_s()  # before is over
-        self._deadline = deadline
+        with self._noting:
+            self._suspensions.missed_s()  # what was missed before is over
+            self._deadline = deadline
 
     def note_suspension(self) -> None:
         """If this process was suspended, stop so much later: Slurm moves the end of the job, too."""
-        self._deadline += self._suspensions.missed_s()
+        with self._noting:
+            self._deadline += self._suspensions.missed_s()
 
     def reason(self) -> str | None:
         """Return why to stop, None to continue. Once there is a reason, there always is."""

@@ -35,8 +35,7 @@ _LONGEST_S = 1.5
 # The store's thread on rank 0 needs 19 µs per request: all ranks together may use a fiftieth of its time.
 _EVERY_S_PER_RANK = 2e-3
 _ANSWER_S = 1.0  # that a rank may take to answer, besides twice the time between two looks
-# How much later than the rank that prints the verdict others end a start: it may be silent as well by then.
-_OTHERS_S = 10.0
+_OTHERS_S = 10.0  # how much later than the rank that prints the verdict others end a start: it may be silent then
 _NEVER = float("inf")
 
 _BLIND = """\
@@ -146,6 +145,8 @@ class HangWatch:
             last_progress.note_suspension(self._every_s)
             with contextlib.suppress(Exception):
                 self._look()
+            if self._answered_at >= 0:
+                last_progress.note_suspension(_NEVER)  # it was none: to answer takes its time
 
     def _look(self) -> None:
         """Note where this rank is, and answer if that is due: no step came, or another rank asks."""
@@ -173,7 +174,6 @@ class HangWatch:
             end_at = time.monotonic() + self._restart_s
             self._answer()
             self._tell(end_at)
-            last_progress.note_suspension(_NEVER)  # it was none: that took its time
 
     def _end_if_silent(self) -> None:
         """End the start if ranks still do not answer. They have had the time to, and no step has come."""

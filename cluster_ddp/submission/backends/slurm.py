@@ -150,18 +150,14 @@ def _live_jobs(folder: Path, cluster: str | None) -> list[str]:
     Raises:
         SlurmError: one of those that the run directory names writes its output elsewhere: it is another job.
     """
-    found = []
+    found, log = [], (folder / File.JOB_LOG).resolve()
     for job in reversed(chain_file.read(folder).all[-2:]):
-        for one in (one for one in _if_known(job, cluster) if not one.ended):
-            if Path(one.stdout).resolve() != (folder / File.JOB_LOG).resolve():
-                asked, named = f"Cancelling the chain of {folder}:", f"{File.CHAIN} names job {job}"
-                what = (
-                    f"{named}, whose output is {one.stdout or 'unknown'}: it may be another one. No job was cancelled."
-                )
-                raise SlurmError(
-                    asked, what, f"look at it: scontrol show job {job}; if it is the chain's: scancel {job}"
-                )
-            found.append(job)
+        live = [one for one in _if_known(job, cluster) if not one.ended]
+        if elsewhere := [one.stdout or "unknown" for one in live if Path(one.stdout).resolve() != log]:
+            what = f"{File.CHAIN} names job {job}, whose output is {elsewhere[0]}: it may be another one. "
+            hint = f"look at it: scontrol show job {job}; if it is the chain's: scancel {job}"
+            raise SlurmError(f"Cancelling the chain of {folder}:", f"{what}No job was cancelled.", hint)
+        found += [job] if live else []
     return found
 
 

@@ -114,6 +114,7 @@ def test_the_last_error_of_a_rank(lines: list[str], found: str) -> None:
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", True),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 4x2)", True),
         ("ValueError: no CUDA here", True),
+        ("[rank3]: RuntimeError: NCCL Error 2", False),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", True),
         ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", False),
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", False),
