@@ -7,13 +7,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_SIGSET_BYTES = 128  # of a sigset_t, in glibc and musl
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CGROUPS = Path("/sys/fs/cgroup")
+_LATE_S = 5.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -99,6 +101,26 @@ def is_stopped(pid: int) -> bool:
     return found is not None and found.state in "Tt"
 
 
+class Suspensions:
+    """Notices that this process was suspended: by scontrol suspend, gang scheduling, SIGSTOP.
+
+    The clock goes on, and others were suspended, too: who waits for them asks every second or two, and adds to each
+    deadline what was missed.
+    """
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def missed_s(self, pause_s: float = 2.0) -> float:
+        """Return for how many seconds this process was suspended since the last call; 0 if it was a little late only.
+
+        `pause_s`: after so many seconds it asks again if nothing holds it up.
+        """
+        now = time.monotonic()
+        missed_s, self._last_s = now - self._last_s - pause_s, now
+        return missed_s if missed_s > _LATE_S else 0.0
+
+
 def environment(pid: int) -> dict[str, str]:
     """Return the variables that a process was started with (proc(5), environ); empty if they can't be read."""
     try:
@@ -134,6 +156,24 @@ def end_with_parent(number: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def signals_descriptor(numbers: Iterable[int]) -> int:
+    """Return a descriptor that can be read while one of some signals, which are blocked, waits (signalfd(2)).
+
+    Raises:
+        OSError: no descriptor is free.
+    """
+    import ctypes
+
+    libc, mask = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(_SIGSET_BYTES)
+    libc.sigemptyset(mask)
+    for number in numbers:
+        libc.sigaddset(mask, int(number))
+    descriptor = int(libc.signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
 
 
 def rename(name: str) -> None:

@@ -6,6 +6,7 @@ given here has one start of the job: logs are appended to.
 
 from __future__ import annotations
 
+import builtins
 import re
 import signal
 from collections.abc import Callable, Container, Sequence
@@ -32,6 +33,13 @@ LOST_WORDS = ("connection closed by peer", "connection reset", "broken pipe", "c
 _OF_RANKS = re.compile(r"(RuntimeError|torch\.distributed\.Dist\w+Error|ncclRemoteError)\b")
 _NCCL_WORDS = "remote process exit"  # exited, exiting (2.18 to 2.21)
 _ERROR = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b", re.ASCII)
+# Of communication and hardware: parts of an exception's name; of what a RuntimeError says, which torch raises for all.
+_OF_NODES = re.compile(r"Connection|Timeout|Accelerator|Dist[A-Z]|nccl|Cuda|Device")
+_SAID_OF_NODES = re.compile(
+    r"\b(CUDA|HIP|CUDNN|CUBLAS|NVML|ECC|NCCL|RCCL|gloo|peer|connections?|refused|timed out|worker \(pid)", re.IGNORECASE
+)
+_ASSERT = "device-side assert"  # in a kernel: such as an index that is too large
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+([.,]\d+)*", re.IGNORECASE)
 _OF_OTHERS = re.compile(r"\[rank|torch\.distributed\.elastic\.")
 
 
@@ -121,6 +129,27 @@ def for_memory(words: str, status: int) -> str:
 def has_lost_another(words: str) -> bool:
     """Whether an error says that another rank is gone: then that one's failure is the cause."""
     return bool(_OF_RANKS.match(words)) and any(part in words.lower() for part in (*LOST_WORDS, _NCCL_WORDS))
+
+
+def is_of_program(words: str) -> bool:
+    """Whether a failure is the program's own: an exception of Python, neither of communication nor of hardware.
+
+    OSErrors are not: a file system may be missing on one node.
+    """
+    raised = _ERROR.match(words)
+    if raised is None:
+        return False
+    name = re.split(r"[. ]", raised[0])[-1]
+    kind = getattr(builtins, name, None)
+    if isinstance(kind, type) and issubclass(kind, OSError):
+        return False
+    is_of_node = _SAID_OF_NODES.search(words) if name == "RuntimeError" else _OF_NODES.search(name)
+    return not is_of_node or _ASSERT in words
+
+
+def without_numbers(words: str) -> str:
+    """Return an error as it can be compared: free memory, addresses and process ids differ each time."""
+    return _NUMBER.sub("N", words)
 
 
 def lost_nodes(log_text: str) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ JOB is a job id (12, or 12_3 for an array task; an array's id means all its task
 
 from __future__ import annotations
 
+import fnmatch
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import find_runs
 from cluster_ddp.jobs.find_runs import of_run
+from cluster_ddp.protocol import File
 from cluster_ddp.remote.remote_verbs import run_there
+from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends.slurm import Slurm
 
 PROGRAM = "cluster-ddp cancel"
@@ -49,6 +53,7 @@ def _cancel(word: str, runs_dir: Path) -> str:
         known = Slurm().statuses(job, None, folder)
         if known and all(one.ended for one in known):  # scancel says nothing of it (22.05)
             raise _has_ended(word, known[-1].state)
+        _refuse_pack(job, known)
         Slurm().cancel(job, None, folder)
         return f"Cancelled job {job}."
     running = [job for job in map(of_run, found) if not job.status().ended]
@@ -64,6 +69,15 @@ def _cancel(word: str, runs_dir: Path) -> str:
         ids = f"{first.id} to {running[-1].id}"
     what = "task" if len(running) == 1 and found[0].packed else "job"
     return printable(f"Cancelled {what} {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}")
+
+
+def _refuse_pack(job: str, known: Sequence[JobStatus]) -> None:
+    """Refuse to cancel a job of Slurm's that holds several packed tasks: 23_0 may mean task 0 of them."""
+    for log in (Path(one.stdout) for one in known if "_" in job):
+        if fnmatch.fnmatch(log.name, File.PACK_LOG.format("*")):
+            found = f"for Slurm this is a job that holds several tasks of the array, of {log.parent}_*."
+            hint = f"{PROGRAM} --runs-dir {shlex.quote(str(log.parent.parent))} {job}, to cancel task {job} alone"
+            raise JobError(f"Cancelling {job}:", found, f"{hint}; scancel {job}, for all tasks that the job holds")
 
 
 def _has_ended(word: str, state: str) -> JobError:

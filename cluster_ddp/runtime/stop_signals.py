@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeGuard
 
+from cluster_ddp import processes
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.protocol import EXIT_STOPPED
 from cluster_ddp.slurm.variables import node_name
@@ -83,6 +84,7 @@ class StopFlag:
 
     def __init__(self, signals: Sequence[str], *, told: bool = True) -> None:
         self._deadline, self._is_late = float("inf"), False
+        self._suspensions, self._noting = processes.Suspensions(), threading.Lock()
         numbers = dict.fromkeys(map(number_of, signals))
         self._signal: int | None = None
         self._told, self._look_at_s = set[int]() if told else set(numbers), 0.0
@@ -93,14 +95,25 @@ class StopFlag:
         _early.clear()
 
     def stop_at(self, deadline: float) -> None:
-        """Also stop at a time, on the clock of time.monotonic(), instead of the one given before."""
-        self._deadline = deadline
+        """Also stop at a time, on the clock of time.monotonic(), instead of the one given before.
+
+        Call `note_suspension` every second or two from then on.
+        """
+        with self._noting:
+            self._suspensions.missed_s()  # what was missed before is over
+            self._deadline = deadline
+
+    def note_suspension(self) -> None:
+        """If this process was suspended, stop so much later: Slurm moves the end of the job, too."""
+        with self._noting:
+            self._deadline += self._suspensions.missed_s()
 
     def reason(self) -> str | None:
         """Return why to stop, None to continue. Once there is a reason, there always is."""
         self._come_first()
         if self._signal is not None:
             return f"{node_name(os.environ)} got {signal.Signals(self._signal).name.removeprefix('SIG')}"
+        self.note_suspension()  # before a thread does
         self._is_late = self._is_late or time.monotonic() >= self._deadline
         if self._is_late:
             return "the job's time is nearly up"

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.agent import array_values, launch_env, outcome
-from cluster_ddp.agent.job import srun_step
+from cluster_ddp.agent.job import slurm_commands, srun_step
+from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.protocol import Env
@@ -52,6 +53,13 @@ class JobSetup:
     def is_over(self) -> bool:
         """Whether the batch script has ended, and so the job: only proctrack/cgroup ends this process with it."""
         return os.getppid() != self._script
+
+    def over(self) -> str:
+        """Why this start of the job is over for Slurm, which is asked; empty if it is not, or Slurm does not answer."""
+        if self.is_over:
+            return requeue.SCRIPT_ENDED
+        found = slurm_commands.instead_of(self.env["SLURM_JOB_ID"], self.env)
+        return requeue.ANOTHER_START.format(found.words) if found.is_ok and found.words else ""
 
     def note(self, ended: Outcome) -> None:
         """Write how a start has ended."""

@@ -35,6 +35,7 @@ WARNING_S = 90
 """How many seconds before the time limit the ranks get the warning, USR1."""
 
 _KILL_AFTER_S = 10.0
+_LOOK_S = 2.0
 
 
 class LocalJob:
@@ -49,6 +50,7 @@ class LocalJob:
         """Variables that the ranks get beside those of this process."""
         self._env = dict(env)
         self._limit_s = float("inf") if options.time_limit_s is None else options.time_limit_s
+        self._suspensions = processes.Suspensions()
         self._state = ""  # why all are ended, if not by themselves
 
     def command(self) -> list[str]:
@@ -104,6 +106,7 @@ class LocalJob:
             self._state = ""
             for rank in range(ranks if self.options.launcher == "srun" else 1):
                 self._start_task(rank, env)
+            self._suspensions.missed_s()
             self._deadline = time.monotonic() + self._limit_s
             self._warn_at = self._deadline - WARNING_S if self._limit_s > WARNING_S else float("inf")
             status = self._supervisor.keep(self._look_at_the_clock)
@@ -125,13 +128,15 @@ class LocalJob:
 
     def _look_at_the_clock(self) -> float:
         """Do what is due. Returns the seconds until more is."""
-        now = time.monotonic()
+        now, missed_s = time.monotonic(), self._suspensions.missed_s(_LOOK_S)
+        self._warn_at, self._deadline = self._warn_at + missed_s, self._deadline + missed_s
+        self._reports.note_suspension(missed_s)
         if now >= self._warn_at:
             self._warn_at = float("inf")
             self._supervisor.received(signal.SIGUSR1)
         if now >= self._deadline and not self._state:
             self._end("TIMEOUT")
-        return min(self._warn_at, self._deadline) - now if not self._state else float("inf")
+        return min(self._warn_at - now, self._deadline - now, _LOOK_S) if not self._state else float("inf")
 
     def _judged(self, status: int, start: int, reports: TaskReports) -> Outcome:
         ended = Outcome(str(os.getpid()), start, "COMPLETED", status)

@@ -24,6 +24,7 @@ ANSWER_S = 60.0
 RETRY_S = 5.0
 """Seconds between two questions for the job's times: a busy controller may not answer at once."""
 _ASK_S = 60.0
+_RUNS = ("RUNNING", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED")
 
 
 class Answer(NamedTuple):
@@ -92,6 +93,29 @@ def usable_nodes(env: Mapping[str, str], *, outlives_term: bool = False) -> set[
     argv = ["sinfo", "--Node", "--noheader", "--format=%N", states, f"--partition={partition}"]
     answer = ask(argv, env, outlives_term=outlives_term)
     return {*answer.words.split()} if answer.is_ok else None
+
+
+def instead_of(job: str, env: Mapping[str, str], *, outlives_term: bool = False) -> Answer:
+    """Ask what Slurm does instead of the start of a job that an environment belongs to. Empty if it runs that start.
+
+    A batch host that was cut off runs its script on when it comes back. By then Slurm may have started the job again
+    elsewhere: what this start asks for would reach that one.
+
+    Args:
+        job: its label, such as "12_3".
+        env: the environment of the batch script, or of a shell of salloc.
+        outlives_term: see `ask`.
+    """
+    answer = ask(["scontrol", "--oneliner", "show", "job", job], env, with_stderr=True, outlives_term=outlives_term)
+    if not answer.is_ok:
+        return answer
+    own: dict[str, Sequence[str]] = {"JobState": _RUNS}
+    if not env.get(Env.PACKED):  # whose count is that of the task
+        own["Restarts"] = ("0" if env.get(Env.CHAIN) else str(Variables(env).requeues()),)
+    if env.get("ENVIRONMENT") == "BATCH":
+        own["BatchHost"] = (env.get("SLURMD_NODENAME", ""),)
+    said = {name: re.search(rf"(?<!\S){name}=(\S*)", answer.words) for name in own}
+    return Answer(True, ", ".join(found[0] for name, found in said.items() if found and found[1] not in own[name]))
 
 
 class Configuration(NamedTuple):

@@ -68,6 +68,9 @@ class SlurmJob(JobSetup):
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
+        if ended.status and not self.is_over and (self.next_job is not None or not why) and (over := self.over()):
+            job_log.say(over)
+            return True  # the run directory is that start's
         recovery = starts.recovery
         leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
         if self.next_job is not None:

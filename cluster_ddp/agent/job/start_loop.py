@@ -131,10 +131,15 @@ class Starts:
         job_log.show(ended, self._reports.log_of(ended.first), self._job.env)
         return ended
 
+    def _is_over(self) -> bool:
+        """Whether this start is over for Slurm, too. It may be away: what needs no new step does not ask it."""
+        asks = self._tasks.stays and not self._tasks.can_start_again
+        return bool(self._job.over()) if asks else self._job.is_over
+
     def _decide(self, ended: Outcome) -> Verdict:
         """Return what follows; end the step, unless the next start begins in it."""
         follows = Verdict(Then.END)
-        if ended.state == "FAILED" and not self._job.is_over:
+        if ended.state == "FAILED" and not self._is_over():
             follows = self.recovery.after(ended, self.number, self._reports)
         self._left_logs = self._reports.logs_of_gone()
         training = self.recovery.nodes.training

@@ -15,6 +15,8 @@ from cluster_ddp.protocol import EXIT_STOPPED, File
 
 # Seconds that other ranks have to say how they fail, after the first one: after an exception, after a signal.
 _WORDS_S, _KILLED_S = 2.0, 0.5
+# How long a job is suspended at least if ranks may time out of it; how soon after its resume they have.
+_SUSPENDED_S, _RESUMED_S = 240.0, 120.0
 _NEVER = float("inf")
 
 _ALONE = """\
@@ -49,7 +51,7 @@ class TaskReports:
         self._alone: set[int] = set()
         self._idle: dict[int, int] = {}  # number of a task -> its exit status
         self._lost: dict[int, str] = {}  # number of a task whose agent is gone -> its host
-        self._over_at = _NEVER
+        self._over_at, self._resumed_at = _NEVER, -_NEVER
         self._is_closed = False
 
     @property
@@ -89,6 +91,16 @@ class TaskReports:
             lost = [outcome.KILL for task in self._lost if task not in self._idle]
             return [*filter(None, self._idle.values()), *lost]
 
+    def note_suspension(self, missed_s: float) -> None:
+        """Note that the job, which was suspended for so many seconds, was resumed now."""
+        if missed_s >= _SUSPENDED_S:
+            self._resumed_at = time.monotonic()
+
+    @property
+    def is_just_resumed(self) -> bool:
+        """Whether the job was suspended for minutes until a moment ago."""
+        return time.monotonic() - self._resumed_at < _RESUMED_S
+
     def due_s(self, now: float) -> float:
         """Return in how many seconds the start may be over: others may still say why a first rank failed."""
         return self._over_at - now
@@ -103,9 +115,11 @@ class TaskReports:
             self._is_closed = True
 
     def failed_everywhere(self, words: str) -> bool:
-        """Whether all ranks have failed with these words."""
+        """Whether all ranks have failed with these words, but for their numbers."""
         with self._lock:
-            ranks = {end.rank for end in self._ends if (end.words or self._last_error(end)) == words}
+            same = first_failure.without_numbers(words)
+            said = {end.rank: first_failure.without_numbers(end.words or self._last_error(end)) for end in self._ends}
+            ranks = [rank for rank, one in said.items() if one == same]
             return bool(words) and len(ranks) == self._world_size
 
     def end_of(self, one: Failure | None) -> End | None:

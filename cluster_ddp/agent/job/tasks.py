@@ -40,6 +40,8 @@ _TERM_S = 2.0
 _KILLED_S = 5.0
 # How often to look for nodes that are silent.
 _LOOK_S = 0.5
+# How often to look whether the job was suspended.
+_SUSPENSIONS_S = 2.0
 
 
 class Tasks:
@@ -66,7 +68,7 @@ class Tasks:
         prepare: Callable[[Sequence[str]], None] | None = None,
         limits: TaskLimits | None = None,
     ) -> None:
-        self._limits = limits
+        self._limits, self._suspensions = limits, processes.Suspensions()
         self._noted, self.stays, self._note_gone, self._prepare = noted, stays, note_gone, prepare
         self._spares = Spares()
         self._standby: Standby | None = None
@@ -137,6 +139,7 @@ class Tasks:
 
     def wait(self) -> int:
         """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""
+        self._suspensions.missed_s()  # before was none
         status = self._supervisor.keep(self._due, until=lambda: self.stays and self._reports.is_over(time.monotonic()))
         if not self._supervisor.is_running:
             self._server.drain(_LAST_WORDS_S if not self.stays else 0.0)
@@ -206,7 +209,8 @@ class Tasks:
         if not self.stays:
             return look_s
         self._note_gone(self._spares.lost)
-        due_s = min(look_s, self._reports.due_s(time.monotonic()))
+        self._reports.note_suspension(self._suspensions.missed_s())
+        due_s = min(look_s, self._reports.due_s(time.monotonic()), _SUSPENSIONS_S)
         if self._prepare is None:
             return due_s
         silent = [hello["host"] for hello in self._server.silent()]

@@ -31,11 +31,13 @@ class GroupCheck:
         is_one_of_many = rank is not None and world_size > 1
         self._look_at = time.monotonic() + EVERY_S if is_one_of_many else _NEVER
         self._last_at = time.monotonic() + LAST_LOOK_S
+        self._suspensions = processes.Suspensions()
         self._looks = 0  # that found it alone, up to the newest one
 
     def look(self) -> float:
         """Look, if it is time. Returns the seconds until then."""
         now = time.monotonic()
+        self._last_at += self._suspensions.missed_s(EVERY_S)
         if now >= self._look_at:
             alone = not self._notes.has_joined(self._rank) and is_alone(self._pid)
             self._looks = self._looks + 1 if alone else 0

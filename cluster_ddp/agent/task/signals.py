@@ -6,7 +6,10 @@ A warning waits for a handler, and TERM for what a shell has started.
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -36,10 +39,27 @@ def let_come(numbers: Iterable[int] = (*PASSED_ON, signal.SIGCHLD)) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
+def wait(numbers: Sequence[int], timeout_s: float) -> signal.struct_siginfo | None:
+    """Take the next one of some signals, which are held; None if none comes in so many seconds.
+
+    sigtimedwait does not wait here: if this process was stopped meanwhile, and is continued after the deadline, CPython
+    returns a siginfo that nobody has filled in (3.9 to 3.14, signalmodule.c).
+    """
+    waits = select.poll()
+    waits.register(_descriptor(tuple(numbers)), select.POLLIN)
+    waits.poll(math.ceil(1000 * timeout_s))
+    return signal.sigtimedwait(numbers, 0)
+
+
+@functools.cache
+def _descriptor(numbers: tuple[int, ...]) -> int:
+    return processes.signals_descriptor(numbers)
+
+
 def taken(numbers: Sequence[int]) -> list[signal.Signals]:
     """Take those of some signals that wait already."""
     found = []
-    while numbers and (one := signal.sigtimedwait(numbers, 0)) is not None:
+    while numbers and (one := wait(numbers, 0.0)) is not None:
         found.append(signal.Signals(one.si_signo))
     return found
 

@@ -29,7 +29,7 @@ PATIENCE_S = 30.0
 # Slurm may signal all processes of a step (proctrack/linuxproc, pgid), or only the first one of each task (cgroup). If
 # a command still runs so many seconds later, the signal is passed on.
 _PASS_ON_S = 1.0
-_LONGEST_WAIT_S = 3600.0
+_LONGEST_WAIT_S, _ENDING_WAIT_S = 3600.0, 2.0
 _NEVER = float("inf")
 
 
@@ -60,7 +60,7 @@ class Supervisor:
         self._statuses: list[int] = []  # other than 0, in the order in which they came
         self._pending = PendingSignals(takers, self._say_it_waits)
         self._term_at = self._kill_at = _NEVER  # on the clock of time.monotonic()
-        self._is_ending = False
+        self._suspensions, self._is_ending = processes.Suspensions(), False
         self.has_killed = False
         """Whether a command had to be killed: what it has started may still run."""
         self.count_oom_kills()
@@ -119,8 +119,10 @@ class Supervisor:
         while self._running and not (until is not None and until()):
             wait_s = _LONGEST_WAIT_S if tick is None else tick()
             due = min(self._term_at, self._kill_at, self._pending.due)
-            wait_s = min(wait_s, due - time.monotonic())
-            received = signal.sigtimedwait(self._held, max(0.0, min(wait_s, _LONGEST_WAIT_S)))
+            wait_s = min(wait_s, due - time.monotonic(), _LONGEST_WAIT_S if due == _NEVER else _ENDING_WAIT_S)
+            received = signals.wait(self._held, max(0.0, min(wait_s, _LONGEST_WAIT_S)))
+            missed_s = self._suspensions.missed_s(_ENDING_WAIT_S)
+            self._term_at, self._kill_at = self._term_at + missed_s, self._kill_at + missed_s
             if received is not None and not signals.is_known_to_all(received):
                 self.received(signal.Signals(received.si_signo))
             self._reap()

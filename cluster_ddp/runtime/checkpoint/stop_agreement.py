@@ -5,6 +5,7 @@ The job's time limit may change while the job runs (scontrol update TimeLimit).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -38,7 +39,7 @@ MARGIN_S = 60.0
 """Seconds between the stop and the end of the job's time; at most a quarter of the job's time limit."""
 
 _CLOCKS_AGREE_S = 30.0
-_READ_EVERY_S = 10.0
+_READ_EVERY_S = 2.0
 
 
 class StopAgreement:
@@ -133,8 +134,9 @@ def watch_time_limit(stop_flag: StopFlag, world: World, env: Mapping[str, str]) 
         return
     if end is not None:
         stop_flag.stop_at(_deadline(start, end))
-    if path := env.get(Env.JOB_TIMES):
-        threading.Thread(target=_follow, args=(stop_flag, Path(path), end), name="time limit", daemon=True).start()
+    if end is not None or Env.JOB_TIMES in env:
+        path = Path(env.get(Env.JOB_TIMES, os.devnull))
+        threading.Thread(target=_follow, args=(stop_flag, path, end), name="time limit", daemon=True).start()
 
 
 def _clocks_are_right(world: World, end: int | None) -> bool:
@@ -152,17 +154,29 @@ def _clocks_are_right(world: World, end: int | None) -> bool:
 
 
 def _follow(stop_flag: StopFlag, path: Path, end: int | None) -> None:
-    """Read the job's times until the training is over. In a thread: its file system may hang."""
-    while not stop_flag.is_over.wait(_READ_EVERY_S):
-        try:
-            found = re.fullmatch(r"([0-9]{1,11}) ([0-9]{1,11}|NONE)\n", read_text(path))
-        except OSError:
-            continue
-        if not found or _time(found[2]) == end:  # no answer of Slurm's leaves the end as it was
-            continue
-        end = _time(found[2])
-        stop_flag.stop_at(float("inf") if end is None else _deadline(_time(found[1]), end))
-        log.info("The job's time limit was changed: %s.", f"it ends at {_shown(end)}" if end else "it has none now")
+    """Read the job's times until the training is over. In a thread: its file system may hang.
+
+    What was written before a suspension does not count after it.
+    """
+    version, is_over = 0, False
+    while not is_over:
+        stop_flag.note_suspension()
+        version, answer = _newer(path, version)
+        if answer is not None:
+            before, end = end, _time(answer[2])
+            stop_flag.stop_at(float("inf") if end is None else _deadline(_time(answer[1]), end))
+            if end != before:
+                log.info("The job's end has changed: %s.", f"it ends at {_shown(end)}" if end else "it has none now")
+        is_over = stop_flag.is_over.wait(_READ_EVERY_S)
+
+
+def _newer(path: Path, version: int) -> tuple[int, re.Match[str] | None]:
+    """Return the version of the file of the job's times, and what Slurm has answered if that is another version."""
+    with contextlib.suppress(OSError):
+        seen = path.stat().st_mtime_ns
+        if seen != version and (found := re.fullmatch(r"([0-9]{1,11}) ([0-9]{1,11}|NONE)\n", read_text(path))):
+            return seen, found
+    return version, None  # no answer leaves the end as it was
 
 
 def _deadline(start: int | None, end: int) -> float:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 
+from cluster_ddp import processes
+
 # A log line waits for a few steps. The pauses must add little to that, and polling must need little CPU time.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
 
@@ -42,9 +44,11 @@ def for_device(device: torch.device, *, timeout_s: float, peer_failed: Callable[
 
 def _poll(is_done: Callable[[], bool], timeout_s: float, peer_failed: Callable[[], bool]) -> None:
     deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    suspensions = processes.Suspensions()
     while not is_done():
         if peer_failed():
             raise PeerFailedError("another rank failed while this one waited for its device")
+        deadline += suspensions.missed_s()
         if time.monotonic() > deadline:
             raise DeviceTimeoutError(f"waited {timeout_s:g} s for the device")
         time.sleep(pause_s)  # lets handlers of signals and other threads run

@@ -35,8 +35,7 @@ _LONGEST_S = 1.5
 # The store's thread on rank 0 needs 19 µs per request: all ranks together may use a fiftieth of its time.
 _EVERY_S_PER_RANK = 2e-3
 _ANSWER_S = 1.0  # that a rank may take to answer, besides twice the time between two looks
-# How much later than the rank that prints the verdict others end a start: it may be silent as well by then.
-_OTHERS_S = 10.0
+_OTHERS_S = 10.0  # how much later than the rank that prints the verdict others end a start: it may be silent then
 _NEVER = float("inf")
 
 _BLIND = """\
@@ -143,8 +142,11 @@ class HangWatch:
         with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
             self._open_file()  # the store has enough to do while all ranks begin
         while not self._stopped.wait(min(self._every_s, max(0.0, self._end_at - time.monotonic()))):
+            last_progress.note_suspension(self._every_s)
             with contextlib.suppress(Exception):
                 self._look()
+            if self._answered_at >= 0:
+                last_progress.note_suspension(_NEVER)  # it was none: to answer takes its time
 
     def _look(self) -> None:
         """Note where this rank is, and answer if that is due: no step came, or another rank asks."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from cluster_ddp import processes
+
 last_s = 0.0
 """Time of the last progress, on the clock of time.monotonic(); 0 before the first step."""
 run_dir: Path | None = None
 """The run directory, once the training has one."""
 steps: int | None = None
 """Number of steps since the beginning of the training, which a `Checkpointer` counts; None without one."""
+_suspensions = processes.Suspensions()
 
 
 def note_step() -> None:
@@ -27,6 +30,12 @@ def note_progress() -> None:
     global last_s
     if last_s:
         last_s = time.monotonic()
+
+
+def note_suspension(pause_s: float) -> None:
+    """If this process was suspended, all ranks were: they begin to wait anew. Call it every so many seconds."""
+    if _suspensions.missed_s(pause_s):
+        note_progress()
 
 
 def reset() -> None:

@@ -81,17 +81,18 @@ class Slurm:
 
         Raises:
             SlurmError: scancel failed: the job is unknown or another user's, or the controller doesn't answer; or the
-                id is another job's now.
+                id is another job's now. Of a chain, a job that is not surely of this run directory is left alone.
         """
         self.statuses(label, cluster, folder)  # of an unknown job, scancel says nothing (22.05)
         jobs = [label]
         if _is_chain(folder, label):
             (folder / File.CANCELLED).touch()  # first: a job of the chain that submits the next one looks for it then
-            jobs = [*reversed(chain_file.read(folder).all[-2:])] or jobs
+            jobs = _live_jobs(folder, cluster) if chain_file.read(folder).all else jobs
         elif "_" in label and packed_status.place(folder, label)[1]:  # a part of a job: its agent ends it
             (folder / File.CANCEL).touch()
             return
-        commands.run(["scancel", *commands.on(cluster), *jobs])
+        if jobs:
+            commands.run(["scancel", *commands.on(cluster), *jobs])
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
         """Ask the controller; if it has forgotten the job, ask the accounting. Of a chain, the job that is due counts.
@@ -141,6 +142,23 @@ def _if_known(job: str, cluster: str | None) -> list[JobStatus]:
     with contextlib.suppress(JobNotFoundError):
         return job_status.job_statuses(job, cluster=cluster)
     return []
+
+
+def _live_jobs(folder: Path, cluster: str | None) -> list[str]:
+    """Return the jobs of a chain that run or wait, the last one first.
+
+    Raises:
+        SlurmError: one of those that the run directory names writes its output elsewhere: it is another job.
+    """
+    found, log = [], (folder / File.JOB_LOG).resolve()
+    for job in reversed(chain_file.read(folder).all[-2:]):
+        live = [one for one in _if_known(job, cluster) if not one.ended]
+        if elsewhere := [one.stdout or "unknown" for one in live if Path(one.stdout).resolve() != log]:
+            what = f"{File.CHAIN} names job {job}, whose output is {elsewhere[0]}: it may be another one. "
+            hint = f"look at it: scontrol show job {job}; if it is the chain's: scancel {job}"
+            raise SlurmError(f"Cancelling the chain of {folder}:", f"{what}No job was cancelled.", hint)
+        found += [job] if live else []
+    return found
 
 
 def _is_chain(folder: Path, label: str) -> bool:

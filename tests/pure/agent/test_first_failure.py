@@ -102,3 +102,36 @@ ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
 )
 def test_the_last_error_of_a_rank(lines: list[str], found: str) -> None:
     assert first_failure.last_error("\n".join(lines), 3) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "is_it"),
+    [
+        *(
+            (f"{name}: x", True)
+            for name in ("ValueError", "KeyError", "AssertionError", "my.own.DataError", "SystemExit")
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", True),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 4x2)", True),
+        ("ValueError: no CUDA here", True),
+        ("[rank3]: RuntimeError: NCCL Error 2", False),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", True),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", False),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", False),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", False),
+        ("RuntimeError: [..] Connection closed by peer [10.0.0.2]:123", False),
+        ("RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error.", False),
+        ("torch.distributed.DistBackendError: NCCL error in: x", False),
+        *((f"{name}: x", False) for name in ("OSError", "FileNotFoundError", "ConnectionResetError", "TimeoutError")),
+        *((words, False) for words in ("", "killed by SIGKILL", "its agent was killed", "Exited with exit code 1")),
+        ("Waiting 600 s for the other ranks: rank 1 on node2 is silent.", False),
+    ],
+)
+def test_what_is_the_programs_own(words: str, is_it: bool) -> None:
+    """A node is not to blame for it."""
+    assert first_failure.is_of_program(words) is is_it
+
+
+def test_errors_are_compared_without_their_numbers() -> None:
+    one, other = "CUDA out of memory: 1,024.5 MiB of 80 GiB at 0x7fAb", "CUDA out of memory: 8 MiB of 40.0 GiB at 0x1c"
+    assert first_failure.without_numbers(one) == first_failure.without_numbers(other) != one

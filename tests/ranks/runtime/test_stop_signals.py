@@ -48,7 +48,18 @@ def flag(
     env = {name: text for name, text in times.items() if text}
     stop_flag = StopFlag(signals)
     stop_agreement.watch_time_limit(stop_flag, a_world(*others, is_main=is_main), env)
+    made.append(stop_flag)
     return stop_flag
+
+
+made = list[StopFlag]()
+
+
+@pytest.fixture(autouse=True)
+def their_threads() -> Iterator[None]:
+    yield
+    while made:
+        made.pop().is_over.set()
 
 
 # Signals
@@ -359,7 +370,7 @@ def test_a_job_that_is_shortened_stops_in_time(times: Times, said: pytest.LogCap
     times.change(50)  # less than the margin
     wait_until(told.reason)
     assert told.reason() == "the job's time is nearly up"
-    wait_until(lambda: "The job's time limit was changed: it ends at 20" in said.text)
+    wait_until(lambda: "The job's end has changed: it ends at 20" in said.text)
 
 
 @pytest.mark.parametrize("left_s", [3600, None])
@@ -368,9 +379,20 @@ def test_a_job_that_is_extended_trains_on(
 ) -> None:
     told = times.flag(70)
     times.change(left_s)
-    wait_until(lambda: "The job's time limit was changed" in said.text)
+    wait_until(lambda: "The job's end has changed" in said.text)
     monkeypatch.setattr(stop_signals, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600))
     assert told.reason() is None
+
+
+def test_a_suspension_moves_the_end(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm moves the end of the job as well, and tells it later: what it has told before does not count."""
+    times.change(70)
+    told, clock = times.flag(70), time.monotonic
+    assert told.reason() is None
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 600)
+    assert told.reason() is None
+    times.change(50)
+    wait_until(told.reason)
 
 
 def test_only_rank_0_knows_the_end(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:

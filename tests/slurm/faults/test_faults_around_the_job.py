@@ -14,6 +14,7 @@ import pytest
 from chaos import faults
 from cluster import ROOT, Place, output
 from paced_run import ONE_BASH, PACED, TRAINING, Run, start
+from restarting import launch
 
 from cluster_ddp.protocol import File
 from cluster_ddp.slurm import commands
@@ -34,6 +35,16 @@ def test_the_controller_is_away_when_a_job_is_to_be_queued_again(place: Place, p
 
 STOPS_LATER = """echo "begun ${SLURM_RESTART_COUNT:-0}"; ((${SLURM_RESTART_COUNT:-0} == 0)) || exit 0
 until [[ -e $CLUSTER_DDP_RUN_DIR/stop ]]; do sleep 0.1; done; sleep 2; exit 75"""
+
+
+@pytest.mark.full
+def test_a_batch_host_that_is_back_leaves_the_next_start_alone(place: Place, uninterrupted: list[dict]) -> None:
+    """Slurm gave it up and started the job elsewhere; its agent still runs there, and learns that its ranks failed."""
+    run = launch(place, "--restarts", "3", sbatch=("--gres=gpu:1", "--requeue"), name="back", env={"PACE_S": "0.5"})
+    run.wait_for_step(6)
+    faults.cut_node(place.slurm.layout, run.batch_host())
+    run.completed(restarts=1)
+    assert run.metrics() == uninterrupted
 
 
 def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:

@@ -77,7 +77,7 @@ def test_a_time_limit_that_changes_while_the_job_runs(place: Place) -> None:
     for run, time_min in ((extended, 20), (shortened, 2)):
         run.wait_for_step(1)
         run.slurm("scontrol", "update", f"JobId={run.job}", f"TimeLimit={time_min}")
-    changed = "The job's time limit was changed: it ends at "
+    changed = "The job's end has changed: it ends at "
     assert extended.completed(restarts=0).count(changed) == 1
     said = shortened.completed()
     assert shortened.status().restarts >= 1

@@ -140,7 +140,7 @@ class Pack:
 
     def _wait(self) -> None:
         """Wait for a signal or an end, and take it."""
-        received = signal.sigtimedwait(_HELD, _LONGEST_WAIT_S)
+        received = signals.wait(_HELD, _LONGEST_WAIT_S)
         if received is not None and received.si_signo in signals.WARNINGS:
             self._send(received.si_signo)
         elif received is not None and received.si_signo == signal.SIGTERM:
@@ -163,7 +163,7 @@ class Pack:
 
     def _ended(self, task: int, code: int) -> None:
         """Take the end of a task's agent."""
-        if code == -signal.SIGTERM and signal.sigtimedwait([signal.SIGTERM], _TERM_S) is not None:
+        if code == -signal.SIGTERM and signals.wait([signal.SIGTERM], _TERM_S) is not None:
             self._end()  # Slurm has told all processes of the job
         turn = packed_task.last(self._folder(task))
         self._was_stopped |= code == EXIT_STOPPED

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cluster_ddp import processes
 from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.launch_options import Options
@@ -37,7 +38,7 @@ class TaskLimits:
             self._warning = signal.Signals(number)
         self._before_s = float(before_s or 60)
         self._end_at = self._warn_at = self._kill_at = _NEVER
-        self._has_begun = False
+        self._has_begun, self._suspensions = False, processes.Suspensions()
         self._state = ""
 
     def look(self, step: str, send: Callable[[signal.Signals], object], srun: int) -> float:
@@ -48,7 +49,10 @@ class TaskLimits:
             send: sends a signal to all its tasks.
             srun: the process that started it.
         """
-        now = time.monotonic()
+        now, missed_s = time.monotonic(), self._suspensions.missed_s(_LOOK_S)
+        self._end_at, self._warn_at, self._kill_at = (
+            at + missed_s for at in (self._end_at, self._warn_at, self._kill_at)
+        )
         if step and not self._has_begun:
             self._has_begun = True
             self._end_at = _NEVER if self._limit_s is None else now + self._limit_s
@@ -83,7 +87,8 @@ class TaskLimits:
         )
         self._warn_at, self._kill_at = _NEVER, time.monotonic() + PATIENCE_S  # then srun kills the tasks
         argv = ["scancel", "--signal=TERM", f"{self._env['SLURM_JOB_ID']}.{step}"]
-        if not step or not slurm_commands.ask(argv, self._env).is_ok:
+        instead = slurm_commands.instead_of(self._env["SLURM_JOB_ID"], self._env)
+        if not step or instead.words or not slurm_commands.ask(argv, self._env).is_ok:
             os.kill(srun, signal.SIGTERM)
 
     def _is_cancelled(self) -> bool:

@@ -3,7 +3,8 @@
 failures.jsonl says how each failed start ended, and what followed. The job's agent writes it.
 
 {"time": 1764000000.0, "start": 2, "node": "node2", "rank": 1, "words": "killed by SIGKILL", "step": null,
- "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": []}
+ "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": [],
+ "suspended": false}
 
 It also writes allocations.jsonl: what the jobs of a run have had of the cluster.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
 from cluster_ddp.files import append_record, open_own
 from cluster_ddp.protocol import File, Then
@@ -53,6 +55,8 @@ class Failed(NamedTuple):
     """What followed: one of `Then`."""
     without: tuple[str, ...] = ()
     """Nodes that were left out from then on."""
+    suspended: bool = False
+    """Whether the job had been suspended just before, for minutes: ranks that wait for each other then time out."""
 
 
 class History:
@@ -190,7 +194,9 @@ def what_follows(
 
 def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
     """Why the job ends; empty if it does not."""
-    failures = [*before, now]
+    failures = [one for one in (*before, now) if not one.suspended]
+    if now.suspended:
+        return ""
     if len(failures) > restarts:
         times = {1: "once", 2: "twice"}.get(len(failures), f"{len(failures)} times")
         return f"failed {times} (--restarts {restarts})"
@@ -198,7 +204,8 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
     if now.checkpoint and newest == [now.checkpoint] * _WITHOUT_PROGRESS:
         return f"failed four times without a new checkpoint (the newest: {now.checkpoint})"
     for one in before:
-        if not now.words or one.words != now.words or (one.checkpoint, one.step) != (now.checkpoint, now.step):
+        is_same = first_failure.without_numbers(one.words) == first_failure.without_numbers(now.words)
+        if not now.words or not is_same or (one.checkpoint, one.step) != (now.checkpoint, now.step):
             continue
         if one.on_all_ranks and now.on_all_ranks:
             return f"all ranks failed twice with the same error: {now.words}"
@@ -208,6 +215,9 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
 
 
 def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
-    is_second = bool(now.node) and any(one.node == now.node and now.node not in one.without for one in before)
+    """The node where a start failed first a second time, unless the program itself failed: that does so on any node."""
+    there = [one for one in (*before, now) if one.node == now.node and now.node not in one.without]
+    blamed = [one for one in there if not one.suspended and not first_failure.is_of_program(one.words)]
+    is_second = bool(now.node) and len(blamed) > 1 and blamed[-1] is now
     why = Reason(f"A start failed first there twice; now: {now.words or 'without a word'}")
     return {now.node: why} if is_second else {}

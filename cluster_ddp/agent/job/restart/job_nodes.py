@@ -94,9 +94,9 @@ def resize(nodes: Nodes, env: Mapping[str, str]) -> str:
     Returns:
         Why Slurm refused; empty if it did not.
     """
-    shown = slurm_commands.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env, with_stderr=True)
-    if not shown.is_ok or "JobState=RUNNING" not in shown.words.split():
-        return "the job no longer runs" if shown.is_ok else shown.words
+    instead = slurm_commands.instead_of(env["SLURM_JOB_ID"], env)
+    if instead.words:
+        return f"this start of the job is over ({instead.words})" if instead.is_ok else instead.words
     with tempfile.TemporaryDirectory(prefix="cluster_ddp-resize-") as folder:
         argv = ["scontrol", "update", f"JobId={env['SLURM_JOB_ID']}", f"NodeList={','.join(nodes.allocated)}"]
         answer = slurm_commands.ask(argv, env, with_stderr=True, folder=folder)

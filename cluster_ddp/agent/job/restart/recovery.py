@@ -130,7 +130,8 @@ class Recovery:
         everywhere = reports.failed_everywhere(words)
         step = None if end is None else end.step
         lost_s = None if lost_s is None else round(lost_s, 1)
-        return Failed(round(time.time(), 3), start, node, rank, words, step, checkpoint, everywhere, lost_s)
+        known = (node, rank, words, step, checkpoint, everywhere, lost_s)
+        return Failed(round(time.time(), 3), start, *known, suspended=reports.is_just_resumed)
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""
@@ -146,6 +147,7 @@ class Recovery:
             where = {NO_CHECKPOINT: ", from the beginning,", "": ""}.get(now.checkpoint, f", from {now.checkpoint},")
             if found.nodes is not None and len(found.nodes.training) < len(self.nodes.training):
                 where = f", on {counted(len(found.nodes.training), 'node')}{where}"
+            what += " (just after the job was suspended, which does not count)" if now.suspended else ""
             lost = "" if now.lost_s is None else f"; {now.lost_s:.0f} s of the training are lost"
             job_log.say(f"Starting again in the allocation{where} after {what}{lost}.")
         elif found.why:

@@ -47,6 +47,11 @@ error: The batch script has ended before its ranks, and so has the job: nothing 
   Hint: a signal to the batch script ends bash; launch takes its place by: exec cluster-ddp launch …"""
 
 
+ANOTHER_START = """\
+warning: This start of the job is over for Slurm ({}): nothing is asked for it.
+  Its batch host was cut off, or somebody has requeued or ended the job. The run directory is the next start's."""
+
+
 def may_restart(restarts: int, most: int) -> bool:
     """Whether a job that was stopped in time may start again, after so many restarts. If not, the log says why."""
     if restarts >= most:
@@ -100,7 +105,7 @@ class Requeue:
         needed: int = 1,
     ) -> None:
         self._job, self._env, self._leave, self._nodes, self._needed = job, env, leave, nodes, needed
-        self._does, self._has_said = "Starting", False
+        self._does, self._has_said, self._instead = "Starting", False, ""
         self._is_other = bool(leave or nodes)
         """Whether the job is to ask for other nodes. Until it does, TERM is held in what runs here."""
 
@@ -116,8 +121,8 @@ class Requeue:
             start: number of the next start.
 
         Returns:
-            True: Slurm is ending this start. End this process soon. False: the job is not requeued, and the log says
-            why: Slurm refuses it, or `PATIENCE_S` are over.
+            True: Slurm is ending this start, or has ended it. End this process soon. False: the job is not requeued,
+            and the log says why: Slurm refuses it, or `PATIENCE_S` are over.
         """
         job_log.say(f"{why}: requeueing job {self._job} (restart {start}).")
         self._does = "Requeueing"
@@ -125,9 +130,11 @@ class Requeue:
         while time.monotonic() < give_up_at:
             with _term_noted(self._is_other) as came:
                 refusal = self._request(came, give_up_at)
-                if self._is_other and (came or not refusal):
+                if self._is_other and (came or not refusal) and not self._instead:
                     self.exclude()  # the job is pending, and can't start while this process lives
-            if came:
+            if self._instead and not found:  # else it is what was asked for
+                job_log.say(ANOTHER_START.format(self._instead))
+            if came or self._instead:
                 return True
             if refusal:
                 found = f"Slurm said: {_in_a_line(refusal)}"
@@ -142,7 +149,11 @@ class Requeue:
         """Ask until Slurm accepts it, refuses it for good, or TERM came. Returns what Slurm said; empty if accepted."""
         said = ""
         while True:
-            refusal = self._scontrol("requeue", self._job)
+            is_known, words = slurm_commands.instead_of(self._job, self._env, outlives_term=self._is_other)
+            if is_known and words:
+                self._instead = words
+                return ""
+            refusal = words or self._scontrol("requeue", self._job)
             if not refusal or _FINAL.search(refusal) or time.monotonic() + RETRY_S >= give_up_at:
                 return refusal
             if refusal != said:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from cluster_ddp import processes
 from cluster_ddp.files import sync_folder
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.checkpoint import checkpoint_file
@@ -126,7 +127,7 @@ class ShardSave:
         """What the other ranks have told, once all have. Each message is taken once: a rank that fails tries again."""
         told = dict(self._written)
         others = [rank for rank in self._writers if rank != self._rank]
-        wait_s, since_s = PATIENCE_S, time.monotonic()
+        wait_s, since_s, suspensions = PATIENCE_S, time.monotonic(), processes.Suspensions()
         while left := [rank for rank in others if rank not in told]:
             for rank in left:
                 if (message := self._taken(rank)) is None:
@@ -138,6 +139,7 @@ class ShardSave:
                 continue
             if wait_s == PATIENCE_S and process_group.ranks_store is None:
                 wait_s, since_s = _AFTER_FAILURE_S, time.monotonic()
+            since_s += suspensions.missed_s()
             if time.monotonic() - since_s > wait_s:
                 raise OSError(0, f"rank {left[0]} did not write its shard within {wait_s:.0f} s")
             time.sleep(_POLL_S)

@@ -95,16 +95,20 @@ def test_a_limit_counts_from_the_first_rank_on(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "kill", lambda *what: killed.append(what))
     env = {"SLURM_JOB_ID": "4", "PATH": str(tmp_path)}  # no scancel: srun ends the tasks
     limits = TaskLimits(Options(time_limit_s=100, signal="USR1@30"), env, tmp_path)
-    for at, step in ((1000.0, ""), (1500.0, ""), (1500.0, "3"), (1560.0, "3")):
-        now[0] = at
-        limits.look(step, sent.append, 77)
+
+    def look_until(at: float, step: str) -> None:
+        while now[0] < at:
+            now[0] += 2.0
+            limits.look(step, sent.append, 77)
+
+    look_until(1500.0, "")
+    look_until(1560.0, "3")
+    now[0] += 3600.0  # suspended
+    look_until(5168.0, "3")
     assert (sent, killed) == ([], [])
-    now[0] = 1571.0
-    limits.look("3", sent.append, 77)
-    limits.look("3", sent.append, 77)
+    look_until(5174.0, "3")
     assert (sent, killed) == ([signal.SIGUSR1], [])
-    now[0] = 1600.0
-    limits.look("3", sent.append, 77)
+    look_until(5202.0, "3")
     assert killed == [(77, signal.SIGTERM)]
     ended = Outcome("2_7", 0, "FAILED", 143)
     assert limits.judged(ended).state == "TIMEOUT"

@@ -198,9 +198,26 @@ def test_ranks_that_are_killed_because_of_a_failure_are_no_news() -> None:
         ([(0, "x"), (1, "x")], True),
         ([(0, "x"), (0, "x")], False),
         ([(0, "x"), (1, "y")], False),
+        (
+            [(0, "OutOfMemoryError: 2.00 GiB; 71.25 MiB is free"), (1, "OutOfMemoryError: 2.00 GiB; 8 MiB is free")],
+            True,
+        ),
         ([(0, ""), (1, "")], False),
     ],
 )
 def test_an_error_of_all_ranks(ends: list[tuple[int, str]], everywhere: bool) -> None:
     reports = heard(*(ended(rank, 1, words=words) for rank, words in ends), tasks=2)
     assert reports.failed_everywhere(ends[0][1]) is everywhere
+
+
+@pytest.mark.parametrize(
+    ("missed_s", "later_s", "is_it"), [(900, 5, True), (30, 5, False), (900, 600, False), (0, 0, False)]
+)
+def test_a_failure_soon_after_a_long_suspension(
+    monkeypatch: pytest.MonkeyPatch, missed_s: float, later_s: float, is_it: bool
+) -> None:
+    """Slices of gang scheduling are shorter than any limit of ranks that wait for each other."""
+    clock, reports = time.monotonic, TaskReports("srun", 2, tasks=2)
+    reports.note_suspension(missed_s)
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + later_s)
+    assert reports.is_just_resumed is is_it

@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 import pytest
 from slowness import scaled, wait_until
 
+from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.agent.job.restart import requeue
 
 DISABLED = "Requested operation is presently disabled for job 71"
@@ -65,7 +66,8 @@ class Job:
         """Make a command: it notes how it was called, then does what `does` (bash) says, in the folder."""
         path = self.folder / name
         here = shlex.quote(str(self.folder))
-        path.write_text(f'#!/bin/bash\ncd {here}\n[[ $1 == show || $1 == --Node ]] || echo "$*" >>told\n{does}\n')
+        first = f"#!/bin/bash\ncd {here}\n[[ $1 != --oneliner ]] || {{ cat instead 2>/dev/null; exit 0; }}\n"
+        path.write_text(f'{first}[[ $1 == show || $1 == --Node ]] || echo "$*" >>told\n{does}\n')
         path.chmod(0o755)
 
     def told(self) -> list[str]:
@@ -231,6 +233,46 @@ def test_some_refusals_are_final(job: Job, words: str, hint: str) -> None:
     done = job.end()
     assert (done.is_requeued, job.told()) == (False, ["requeue 71"])
     assert f"error: Requeueing job 71:\n  Slurm said: {words}\n  Hint: {hint}" in done.log
+
+
+INSTEAD = "JobId=71 JobName=x JobState={} Reason=None Requeue=1 Restarts={} BatchFlag=1 BatchHost={} NumNodes=2"
+OURS = {"SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "node1", "ENVIRONMENT": "BATCH"}
+
+
+@pytest.mark.parametrize("leave", [{}, NODE])
+@pytest.mark.parametrize(
+    ("instead", "over"),
+    [
+        (("RUNNING", 2, "node1"), ""),
+        (("SUSPENDED", 2, "node1"), ""),
+        (("RUNNING", 3, "node1"), "Restarts=3"),
+        (("RUNNING", 2, "node5"), "BatchHost=node5"),
+        (("PENDING", 3, "node1"), "JobState=PENDING, Restarts=3"),
+        (("CANCELLED", 2, "node1"), "JobState=CANCELLED"),
+    ],
+)
+def test_a_start_that_is_over_asks_for_nothing(
+    job: Job, leave: Mapping[str, str], instead: tuple[object, ...], over: str
+) -> None:
+    """A batch host that was cut off and comes back: the job runs elsewhere, and its new nodes are healthy."""
+    (job.folder / "instead").write_text(INSTEAD.format(*instead))
+    done = on_bad_nodes(job, leave=leave, env=OURS)
+    if over:
+        assert (done.is_requeued, job.told()) == (True, [])
+        assert f"warning: This start of the job is over for Slurm ({over}): nothing is asked for it.\n" in done.log
+    else:
+        assert (done.status, job.told()) == (-signal.SIGKILL, ["requeue 71", *([WISH] if leave else [])])
+
+
+@pytest.mark.parametrize(
+    ("env", "over"), [({"CLUSTER_DDP_CHAIN": "70"}, "Restarts=2"), ({"ENVIRONMENT": ""}, ""), (ARRAY, "")]
+)
+def test_what_a_start_is_known_by(job: Job, env: Mapping[str, str], over: str) -> None:
+    """Of a chain, no job is ever requeued. A shell of salloc has no batch host."""
+    host = "login" if "ENVIRONMENT" in env else "node1"
+    (job.folder / "instead").write_text(INSTEAD.format("RUNNING", 2, host))
+    answer = slurm_commands.instead_of("71", {**job.env(), **OURS, **env})
+    assert answer == slurm_commands.Answer(True, over)
 
 
 def test_without_scontrol_nothing_is_tried_again(job: Job) -> None:

@@ -109,6 +109,24 @@ def test_a_task_that_never_says_hello_is_blamed_and_not_those_that_end_with_it(t
     assert log.read_text().splitlines()[-1] == "Failed first, with status 2: rank 1 on node2: Exited with exit code 2"
 
 
+@pytest.mark.parametrize("restarts", [0, 3])
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_batch_host_that_was_cut_off_leaves_the_next_start_alone(tmp_path: Path, restarts: int, chain: bool) -> None:
+    """Its node is back, and Slurm has started the job elsewhere; of a chain, the next job runs."""
+    state = "NODE_FAIL Reason=None Restarts=0" if chain else "RUNNING Reason=None Restarts=1"
+    told, scancel = tmp_path / "it's told", tmp_path / "scancel"
+    note = f"echo $1 >>{shlex.quote(str(told))}\n"
+    scontrol = f"#!/bin/bash\n[[ $1 == --oneliner ]] && echo ' JobState={state}' || {note}"
+    scancel.write_text(f"#!/bin/bash\n{note}")
+    scancel.chmod(0o755)
+    options = (f"--restarts={restarts}", f"--run-dir={tmp_path}/run", *(("--chain=", "--next-job=8") if chain else ()))
+    done = start(tmp_path, srun="#!/bin/bash\nexit 3\n", scontrol=scontrol, options=options)
+    over = "JobState=NODE_FAIL" if chain else "Restarts=1"
+    assert done.returncode == 3 and f"warning: This start of the job is over for Slurm ({over})" in done.stderr
+    assert "To resume" not in done.stderr and not (tmp_path / "run" / "outcome.json").exists()
+    assert {*told.read_text().split()} <= {"show"}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_a_full_memory_disk_of_the_batch_host_is_no_failure(tmp_path: Path) -> None:
     """The job's times lie there, and the notes of its ranks."""

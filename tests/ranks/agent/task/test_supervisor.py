@@ -14,6 +14,7 @@ import pytest
 from slowness import scaled, wait_until
 from tasks import PLACE
 
+from cluster_ddp import processes
 from cluster_ddp.agent.task.supervisor import status_of
 from cluster_ddp.slurm.variables import node_name
 
@@ -38,7 +39,8 @@ for rank, command in enumerate(commands):
     pids.append(supervisor.start(rank, ["bash", "-c", command], dict(os.environ), log=log))
 print("started", *pids, flush=True)
 until = options.pop("until", None)
-status = supervisor.keep(lambda: 0.05, until=lambda: until is not None and Path(until).exists())
+tick_s = options.pop("tick_s", 0.05)
+status = supervisor.keep(lambda: tick_s, until=lambda: until is not None and Path(until).exists())
 if supervisor.is_running:
     supervisor.kill()
 print(json.dumps([status, supervisor.has_killed, [end[:1] + end[2:] for end in ends]]))
@@ -104,6 +106,20 @@ def test_who_has_stopped_in_time_gives_the_others_time_to_save(tmp_path: Path) -
     assert (status, has_killed, [end[:2] for end in ends]) == (75, False, [[0, 75], [1, 75]])
     status, has_killed, ends, _ = Kept(tmp_path, "exit 75", "sleep 600").end()
     assert (status, has_killed, ends[1][:2]) == (75, False, [1, 143])
+
+
+def test_a_suspension_is_no_signal(tmp_path: Path) -> None:
+    """As by scontrol suspend: all stop, and are continued after the supervisor wanted to look again."""
+    kept = Kept(tmp_path, "touch ready$$; until [ -e go ]; do sleep 0.02; done", tick_s=0.5)
+    kept.wait_until_ready(1)
+    for _ in range(3):
+        os.killpg(kept.process.pid, signal.SIGSTOP)
+        wait_until(lambda: processes.is_stopped(kept.process.pid))
+        time.sleep(0.7)  # longer than its tick
+        os.killpg(kept.process.pid, signal.SIGCONT)
+    (tmp_path / "go").touch()
+    status, has_killed, ends, err = kept.end()
+    assert (status, has_killed, [end[:2] for end in ends], err) == (0, False, [[0, 0]], "")
 
 
 @pytest.mark.quick

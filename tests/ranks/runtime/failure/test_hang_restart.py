@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from ranks import slurm_step
+from slowness import wait_until
 
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import hang_watch, last_progress, stacks
@@ -98,6 +99,29 @@ def test_a_full_disk_silences_no_rank(folder: Path, monkeypatch: pytest.MonkeyPa
     watch._workers.close()
     assert watch._file is not None
     watch._file.close()
+
+
+def test_a_suspension_is_no_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock jumps while the watch waits for its next look."""
+    watch, look, clock, looks = watching(0, [], warning_s=10.0), HangWatch._look, time.monotonic, list[float]()
+
+    def counted(watch: HangWatch) -> None:
+        look(watch)
+        looks.append(watch._answered_at)
+        last_progress.note_step()
+
+    monkeypatch.setattr(HangWatch, "_look", counted)
+    last_progress.note_step()
+    watch.start()
+    last_progress.note_step()
+    try:
+        wait_until(lambda: len(looks) > 1)
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 600)
+        seen = len(looks)
+        wait_until(lambda: len(looks) > seen + 2)
+        assert {*looks} == {-1.0} and not watch.words
+    finally:
+        watch.stop()
 
 
 def test_the_store_is_left_alone_while_all_ranks_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

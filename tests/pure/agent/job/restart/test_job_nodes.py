@@ -13,6 +13,7 @@ from cluster_ddp.agent.job.restart.job_nodes import LOST, Nodes, Reason
 
 __all__ = ["fake_slurm"]
 
+SHOW = ["--oneliner", "show", "job", "71"]
 ENV = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "node[1-3]"}
 
 
@@ -48,18 +49,19 @@ def test_a_node_is_given_back_and_nothing_is_left_in_the_folder(
     (here := tmp_path / "it's here").mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    running = "if [[ $1 == show ]]; then echo ' JobState=RUNNING Reason=None'; exit; fi"
+    running = "if [[ $2 == show ]]; then echo ' JobState=RUNNING Reason=None'; exit; fi"
     fake_slurm.command("scontrol", f"{running}\ntouch slurm_job_71_resize.sh\n{does}")
     assert job_nodes.resize(Nodes(("node1", "node3"), ("node1", "node2")), {**os.environ, **ENV}) == refusal
-    assert fake_slurm.calls("scontrol") == [["show", "job", "71"], ["update", "JobId=71", "NodeList=node1,node3"]]
+    assert fake_slurm.calls("scontrol") == [SHOW, ["update", "JobId=71", "NodeList=node1,node3"]]
     assert not [*here.iterdir()]
 
 
 @pytest.mark.parametrize(
     ("says", "refusal"),
     [
-        ("echo ' JobState=PENDING Reason=BeginTime'", "the job no longer runs"),
-        ("echo ' JobState=COMPLETING'", "the job no longer runs"),
+        ("echo ' JobState=PENDING Reason=BeginTime'", "this start of the job is over (JobState=PENDING)"),
+        ("echo ' JobState=COMPLETING'", "this start of the job is over (JobState=COMPLETING)"),
+        ("echo ' JobState=RUNNING Restarts=1'", "this start of the job is over (Restarts=1)"),
         ("echo away; exit 1", "away"),
     ],
 )
@@ -69,4 +71,4 @@ def test_of_a_job_that_slurm_has_queued_again_no_node_is_given_back(
     """The same request would let it require the others for ever."""
     fake_slurm.command("scontrol", says)
     assert job_nodes.resize(Nodes(("node1",), ("node1", "node2")), {**os.environ, **ENV}) == refusal
-    assert fake_slurm.calls("scontrol") == [["show", "job", "71"]]
+    assert fake_slurm.calls("scontrol") == [SHOW]

@@ -23,7 +23,7 @@ __all__ = ["fake_slurm"]
 
 NODES = Nodes(("n1", "n2", "n3", "n4"), ("n1", "n2"))
 FIRST = Failure(1, "n2", 137, "killed by SIGKILL")
-SHOW = ["show", "job", "71"]
+SHOW = ["--oneliner", "show", "job", "71"]
 SHRINK = ["update", "JobId=71", "NodeList=n1,n3,n4"]
 
 

@@ -14,6 +14,8 @@ from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
 TWO = Nodes(("n1", "n2"), ("n1", "n2"))
 SPARE = Nodes(("n1", "n2", "n3"), ("n1", "n2"))
 ERROR = "ValueError: x"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
+ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 END, RESTART, REQUEUE = ("end",), ("restart", ("n1", "n2")), ("requeue",)
 LOST, SICK = {"n2": job_nodes.LOST}, {"n1": Reason("sick")}
 
@@ -23,7 +25,7 @@ def failed(node: str, words: str = "", **more: Any) -> Failed:
 
 
 def at(step: int, node: str, **more: Any) -> Failed:
-    return failed(node, ERROR, step=step, **more)
+    return failed(node, step=step, **{"words": ERROR, **more})
 
 
 def without_checkpoint(*names: str) -> list[Failed]:
@@ -83,8 +85,26 @@ CASES = {
     "on all ranks without a word": Case(
         RESTART, failed("n1", on_all_ranks=True), [failed("n2", on_all_ranks=True)], nodes=TWO
     ),
+    "but for its numbers": Case(
+        END,
+        at(7, "n1", words=f"{OOM} 71.25 MiB is free"),
+        [at(7, "n2", words=f"{OOM} 8 MiB is free")],
+        why=f"the same error at step 7 on n2 and on n1: {OOM} 71.25 MiB is free",
+    ),
+    # Suspended for minutes just before.
+    "by a suspension": Case(RESTART, at(7, "n1", words=ECC, suspended=True), [at(7, "n2", words=ECC)], restarts=1),
+    "by a suspension, which counts later neither": Case(
+        RESTART, failed("n1"), [failed("n1", suspended=True)] * 3, restarts=1, has_others=True
+    ),
     # First twice on a node.
-    "twice": Case(("restart", ("n2", "n3")), at(7, "n1"), [at(7, "n1")], left_out=("n1",)),
+    "twice": Case(("restart", ("n2", "n3")), at(7, "n1", words=ECC), [at(7, "n1", words=ECC)], left_out=("n1",)),
+    "twice the program's": Case(RESTART, at(7, "n1"), [at(7, "n1")], has_others=True),
+    "twice, too large for its GPU": Case(RESTART, at(7, "n1", words=OOM), [at(7, "n1", words=OOM)], has_others=True),
+    "once the program's": Case(RESTART, at(7, "n1", words=ECC), [at(7, "n1")]),
+    "the program's after another": Case(RESTART, at(7, "n1"), [at(6, "n1", words=ECC)]),
+    "twice, and once the program's": Case(
+        ("restart", ("n2", "n3")), failed("n1"), [at(7, "n1"), failed("n1")], left_out=("n1",)
+    ),
     "twice, without a spare": Case(REQUEUE, failed("n1"), [failed("n1")], nodes=TWO, has_others=True, left_out=("n1",)),
     "twice, without another node": Case(RESTART, failed("n1"), [failed("n1")], nodes=TWO),
     "on two nodes": Case(RESTART, failed("n1"), [failed("n2")]),

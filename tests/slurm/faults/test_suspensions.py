@@ -1,0 +1,52 @@
+"""Jobs that an administrator, or gang scheduling, suspends and resumes: nothing fails, and no start is used up."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, Place
+from restarting import launch
+from test_packs import start as start_packed
+
+from cluster_ddp.slurm import commands, job_status
+
+SUSPENDED_S = 12.0
+"""Longer than each pause after which an agent or a rank looks again."""
+TASK = """
+import os, time
+while not os.path.exists("go"):
+    print("waits", flush=True)
+    time.sleep(0.2)
+"""
+
+
+def suspend(place: Place, job: str) -> None:
+    commands.run(["scontrol", "suspend", job], env=place.slurm.env)
+    assert job_status.job_statuses(job, env=place.slurm.env)[0].state == "SUSPENDED"
+    time.sleep(SUSPENDED_S)
+    commands.run(["scontrol", "resume", job], env=place.slurm.env)
+
+
+@pytest.mark.every_slurm
+def test_a_suspended_training_trains_on(place: Place, uninterrupted: list[dict]) -> None:
+    run = launch(place, "--restarts", "3", "--hang-restart-s", "5", name="suspended")
+    run.wait_for_step(6)
+    suspend(place, run.job)
+    run.completed(restarts=0)
+    assert run.failures() == []
+    assert run.metrics() == uninterrupted
+
+
+@pytest.mark.full
+def test_suspended_tasks_of_a_pack_are_neither_late_nor_lost(slurm: Cluster, tmp_path: Path) -> None:
+    limits = ("--array", "0-1", "--pack", "2", "--time", "0:20")
+    packed = start_packed(slurm, tmp_path, TASK, *limits, "--", "python", "t.py")
+    logs = [packed.path(task) / "task-0.log" for task in range(2)]
+    packed.wait_for(lambda: all(log.exists() and "waits" in log.read_text() for log in logs))
+    for _ in range(2):  # together longer than the tasks' time limit
+        suspend(packed.place, packed.job)
+    (tmp_path / "go").touch()
+    packed.wait_for_ends(0, 1)
+    assert packed.states() == ["COMPLETED"] * 2
