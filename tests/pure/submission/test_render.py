@@ -369,7 +369,7 @@ def test_term_is_final_with_a_trap_too(tmp_path: Path) -> None:
 def test_a_hostile_environment_path_is_inert(tmp_path: Path) -> None:
     venv = tmp_path / "it's $(touch pwned) a venv"
     (venv / "bin").mkdir(parents=True)
-    (venv / "bin" / "activate").write_text("export ACTIVATED=yes\n")
+    (venv / "bin" / "activate").write_text(f"export ACTIVATED=yes VIRTUAL_ENV={shlex.quote(str(venv))}\n")
     run(frozen(JobSpec(name="x", command=("true",), venv=str(venv)), tmp_path), tmp_path)
     assert shown(tmp_path)["env"]["ACTIVATED"] == "yes"
     assert not (tmp_path / "pwned").exists()
@@ -377,8 +377,42 @@ def test_a_hostile_environment_path_is_inert(tmp_path: Path) -> None:
 
 def test_a_missing_environment_ends_the_job(tmp_path: Path) -> None:
     status, _, err = run(frozen(JobSpec(name="x", command=("true",), venv="/no/such/venv"), tmp_path), tmp_path)
-    assert status != 0
-    assert "/no/such/venv/bin/activate" in err
+    assert status == 1
+    assert "/no/such/venv/bin/activate" in err and "error: /no/such/venv is not active on" in err
+    assert not (tmp_path / "shown").exists()
+
+
+ACTIVATE = """
+CONDA_DEFAULT_ENV=$2 CONDA_PREFIX=/envs/$2
+hook() { false; harmless=yes; return 3; }
+hook
+export CONDA_DEFAULT_ENV CONDA_PREFIX harmless
+"""
+
+
+def conda_in(folder: Path, activate: str) -> str:
+    """A line that defines a conda whose files run these lines in the job's shell."""
+    (folder / "etc" / "profile.d").mkdir(parents=True)
+    (folder / "etc" / "profile.d" / "conda.sh").write_text(f"conda() {{ {activate}\n}}\n")
+    return f'conda() {{ echo "{folder}"; }}'
+
+
+def test_a_harmless_failure_in_files_of_others_is_named_and_ends_nothing(tmp_path: Path) -> None:
+    """In a script of conda's activate.d it ended the job with status 1 and an empty log."""
+    (tmp_path / "site.sh").write_text(f"{conda_in(tmp_path / 'conda', ACTIVATE)}\n")
+    setup = ('ls "/no such folder"', "export AFTER=yes")
+    script = frozen(JobSpec(name="x", command=("true",), conda_env="torch", setup=setup), tmp_path)
+    status, _, err = run(f"source '{tmp_path}/site.sh'\n{script}", tmp_path)
+    assert status == 7, err
+    assert {"CONDA_DEFAULT_ENV": "torch", "harmless": "yes", "AFTER": "yes"}.items() <= shown(tmp_path)["env"].items()
+    assert 'status 2 of: ls "/no such folder"' in err
+
+
+def test_an_environment_that_is_not_active_ends_the_job_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "site.sh").write_text(f"{conda_in(tmp_path / 'conda', 'true')}\n")
+    script = frozen(JobSpec(name="x", command=("true",), conda_env="my env"), tmp_path)
+    status, _, err = run(f"source '{tmp_path}/site.sh'\n{script}", tmp_path)
+    assert status == 1 and "error: my env is not active on" in err
     assert not (tmp_path / "shown").exists()
 
 
@@ -386,7 +420,7 @@ def test_modules_conda_and_setup_lines_come_first() -> None:
     spec = JobSpec(name="x", command=("true",), modules=("cuda/12.8",), conda_env="my env", setup=("ulimit -n 4096",))
     lines = render(spec).splitlines()
     last = 'exec cluster-ddp launch -- true "$@"'
-    order = [lines.index(x) for x in ("module load cuda/12.8", "conda activate 'my env'", "ulimit -n 4096", last)]
+    order = [lines.index(x) for x in ("module load cuda/12.8 || not_active \"module cuda/12.8\"", "conda activate 'my env'", "ulimit -n 4096", last)]
     assert order == sorted(order)
 
 
