@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -10,11 +11,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.errors import SpecError, check_options
+from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 
 T = TypeVar("T")
 
 _NEVER = 2**31 - 1
+_UNCHANGING = (type(None), int, float, str, torch.dtype, torch.distributed.ProcessGroup, weakref.ref, Collectives)
 _HINT = "leave it out; for a model on several devices: world.wrap(model, place=False)"
 _CHOSEN = dict.fromkeys(("module", "device_ids", "output_device"), ("world.wrap chooses it.", _HINT))
 
@@ -84,6 +87,14 @@ def unwrapped(part: T) -> T:
             inner = inner._orig_mod  # type: ignore[attr-defined]
         else:
             return inner
+
+
+def hook_states(part: object) -> list[object]:
+    """Return the states of the communication hooks that a script has registered with a model; none of other parts."""
+    model = getattr(part, "_orig_mod", part)
+    hooks = model._comm_hooks if isinstance(model, DistributedDataParallel) else []
+    # DDP's own hooks, for mixed_precision and for optimizers in the backward pass, refer to it.
+    return [state for _, state in hooks if not isinstance(state, _UNCHANGING) and not hasattr(state, "ddp_weakref")]
 
 
 @contextmanager
