@@ -2,7 +2,8 @@
 
 For the reference training: the time of a `Checkpointer.step` that saves, after a real step of the optimizer. For a
 large model: the same, alternating with a save of the same state in the foreground (copy, write, SHA-256, fsync); and
-the look for NaN and Inf, which each save makes in the background.
+the look for NaN and Inf, which each save makes in the background. And the digest of 100 MB that each rank makes in each
+save, to compare it with other ranks'.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ import cluster_ddp
 from cluster_ddp.mnist.model import Net
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
+from cluster_ddp.runtime.checkpoint.inexact.rank_differences import RankDifferences
 from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World
@@ -30,6 +33,8 @@ from cluster_ddp.runtime.world import World
 REFERENCE_MS_AT_MOST = 5.0
 SHARE_AT_MOST = 0.05
 LOOK_AT_MOST = 0.1
+DIGEST_AT_MOST = 0.01
+DIGEST_MB = 100
 SAVES = 30
 LAYERS = 10
 
@@ -43,7 +48,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("cluster_ddp").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder, cluster_ddp.distributed(cuda=False) as world:
-        report(*reference(world, Path(folder, "small")), *large(world, Path(folder, "large"), options))
+        figures = [*reference(world, Path(folder, "small")), *large(world, Path(folder, "large"), options)]
+        report(*figures, digest(world, Path(folder), options.rounds))
 
 
 def reference(world: World, folder: Path) -> list[Figure]:
@@ -110,7 +116,31 @@ def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figur
     ]
 
 
-def model_of(mb: int) -> torch.nn.Module:
+def digest(world: World, folder: Path, rounds: int) -> Figure:
+    """Take the digest of a model with Adam's state, of all tensors some and in the next save others."""
+    model = model_of(DIGEST_MB / 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    copy, differences = HostCopy(world.device), RankDifferences(world, parts)
+    foreground, taken = [], []
+    for _ in range(1 + rounds):
+        states = {name: part.state_dict() for name, part in parts.items()}
+        foreground.append(seconds(lambda: checkpoint_file.write(folder / "digest.pt", copy.of(states))))  # noqa: B023
+        taken.append(seconds(differences.digests))
+    return Figure(
+        what=f"{DIGEST_MB} MB: compared with other ranks",
+        values=[1000 * one for one in taken[1:]],
+        unit="ms",
+        ratios=[ours / theirs for ours, theirs in zip(taken[1:], foreground[1:])],
+        peer="saved in the foreground",
+        at_most=DIGEST_AT_MOST,
+    )
+
+
+def model_of(mb: float) -> torch.nn.Module:
     """Linear layers with `mb` megabytes (10**6 bytes) of float32 weights in all."""
     width = round((mb * 1e6 / 4 / LAYERS) ** 0.5)
     return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))

@@ -79,6 +79,8 @@ class Training:
         since_log = _Window(shard)
         with cluster_ddp.Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
             for images, labels in shard:
+                if self.config.dry_run and shard.step >= self.config.accumulate:
+                    break  # here, not after a step: a resume ends the epoch here, too
                 loss = step.backward(images, labels, shard)
                 if not step.is_update_due:
                     continue
@@ -89,8 +91,6 @@ class Training:
                 if number % self.config.log_interval == 0 or shard.seen == shard.size:
                     self._log(epoch, number, since_log, progress)
                 self.checkpoint.step()
-                if self.config.dry_run:
-                    break
 
     def test(self, epoch: int) -> None:
         """Log loss and accuracy over the whole test set."""

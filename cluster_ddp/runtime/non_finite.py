@@ -74,7 +74,7 @@ class FiniteCheck:
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         asked = f"Training, step {step} of epoch {epoch}:"
-        self._verdicts.append(_Verdict(_are_finite(gradients), loss.detach(), asked))
+        self._verdicts.append(_Verdict(are_finite(gradients), loss.detach(), asked))
         return self.look() if self._at_once else True
 
     def look(self) -> bool:
@@ -184,10 +184,10 @@ def _is_finite(tensors: list[torch.Tensor]) -> bool:
         for one in tensors
         if (one.is_floating_point() or one.is_complex()) and one.layout == torch.strided and one.itemsize > 1
     ]
-    return bool(_are_finite(floating))
+    return bool(are_finite(floating))
 
 
-def _are_finite(tensors: list[torch.Tensor]) -> torch.Tensor:
+def are_finite(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Whether all elements are finite: bool, one element, on the tensors' device. Of a DTensor, this rank's shard."""
     tensors = [local_part(tensor) for tensor in tensors]
     tensors = [tensor for tensor in tensors if tensor.numel()]  # an empty one has no norm

@@ -6,7 +6,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from typing import Any, Protocol
 
 import torch
@@ -15,13 +14,14 @@ from cluster_ddp._version import __version__
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility, optimizer_state
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
+from cluster_ddp.runtime.checkpoint.inexact.rank_differences import RankDifferences
+from cluster_ddp.runtime.checkpoint.inexact.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.sharded import resharding
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS
 from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.model.ddp import unwrapped
-from cluster_ddp.runtime.model.dtensor_pieces import content
 from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.world import World
 
@@ -75,6 +75,8 @@ class TrainingState:
         self.host_copy = HostCopy(world.device, whole=world.is_main)
         self.sharded = resharding.check(world, self._parts, self._states())  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
+        self._unsaved = Unsaved(parts, meters.values())
+        self._differences = RankDifferences(world, self._parts)
         if self._is_copied_here:
             world.synchronize()
             self._finite = FiniteState(self._parts)
@@ -100,15 +102,23 @@ class TrainingState:
             self.host_copy.reserve(self._states(), PARTS)
 
     def gather(self) -> list[dict[str, Any]] | None:
-        """Return the states that differ between ranks, in order, on rank 0; None on other ranks. A collective."""
-        return self.world.gather_to_main(
-            {
-                "rng": rng.capture(self.world.devices),
-                "buffers": self._own_buffers(),
-                "meters": self._of_meters(),
-                "shards": [shard.place_of_rank() for shard in self.shards],
-            }
-        )
+        """Return the states that differ between ranks, in order, on rank 0; None on other ranks. A collective.
+
+        What differs and must not, or is saved nowhere, is said once.
+        """
+        buffers, differing = self._differences.unlike_main()
+        mine: dict[str, Any] = {
+            "rng": rng.capture(self.world.devices),
+            "buffers": buffers,
+            "meters": self._of_meters(),
+            "shards": [shard.place_of_rank() for shard in self.shards],
+            "differing": differing,
+        }
+        ranks = self.world.gather_to_main(mine)
+        if ranks is not None:
+            self._unsaved.tell(self.steps)
+            self._differences.tell(self.steps, [rank.pop("differing") for rank in ranks])
+        return ranks
 
     def copy(self, ranks: list[dict[str, Any]] | None, **more: Any) -> dict[str, Any]:
         """Return a copy of this rank's part of the state, valid until the next copy, with `more` entries.
@@ -207,30 +217,6 @@ class TrainingState:
 
     def _of_meters(self) -> dict[str, Any]:
         return {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()}
-
-    def _own_buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """This rank's buffers that differ from rank 0's, which are saved with the module. A collective.
-
-        Such as BatchNorm's statistics, which differ between ranks between two steps.
-        """
-        if self.world.world_size == 1:
-            return {}
-        buffers = {}
-        for name, part in self._parts.items():
-            if isinstance(part, torch.nn.Module) and (own := dict(part.named_buffers())):
-                saved = part.state_dict().keys()
-                buffers[name] = _on_cpu({key: value for key, value in own.items() if key in saved})
-        if not any(buffers.values()):
-            return {}
-        digests = {
-            name: {key: sha256(content(value)).hexdigest() for key, value in of_part.items()}
-            for name, of_part in buffers.items()
-        }
-        of_main = self.world.broadcast(digests)
-        return {
-            name: {key: value for key, value in of_part.items() if digests[name][key] != of_main[name].get(key)}
-            for name, of_part in buffers.items()
-        }
 
     def _frame(self) -> dict[str, Any]:
         """The small entries: who saves, identity, and the place in the data."""

@@ -5,6 +5,7 @@ All ranks do the same after the same step: they agree on it by small exchanges, 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 
@@ -20,6 +21,8 @@ from cluster_ddp.runtime.profiling.step_times import StepTimes
 from cluster_ddp.runtime.profiling.step_trace import StepTrace
 from cluster_ddp.runtime.run_dir import start_log
 from cluster_ddp.runtime.stop_signals import StopFlag, Stopped
+
+log = logging.getLogger("cluster_ddp")
 
 
 class StepBoundary:
@@ -40,6 +43,8 @@ class StepBoundary:
         self._trained: Place = (-1, -1)  # where the last batch of an epoch was last seen
         # Perhaps only the code after the last batch remains.
         self._is_training = any(shard.is_at_end for shard in self._state.shards)
+        self._seen_at_step: list[int] = []  # of each shard, at the last step
+        self._has_told_break = False
         self._steps_at_start = self._run_dir.steps = last_progress.steps = self._state.steps
         watch_time_limit(stop_flag, self.world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
@@ -52,6 +57,7 @@ class StepBoundary:
             shard.check_step(told=self.world.is_main)
         self.times.begin()
         self._state.steps += 1
+        self._seen_at_step = [shard.seen for shard in shards]
         self._is_training = True
         self._run_dir.steps = last_progress.steps = self._state.steps
         if self._state.steps == self._steps_at_start + 1:
@@ -75,6 +81,7 @@ class StepBoundary:
 
     def after_epoch(self) -> None:
         """Begin the next epoch. Save if a save is due, and stop if the job has to."""
+        self._tell_of_break()
         self._next_epoch()
         self._save_or_stop(epoch_ended=True)
 
@@ -111,6 +118,23 @@ class StepBoundary:
     def has_trained(self) -> bool:
         """Whether nothing was trained since an epoch's last batch."""
         return self._trained == self._saver.place
+
+    def _tell_of_break(self) -> None:
+        """Say once if the epoch ended with its last step, and not with its last batch: a resume would train the rest.
+
+        If the loop has taken another batch to look whether it ends, a resume takes that, too.
+        """
+        ends = [shard.is_at_end for shard in self._state.shards]
+        seen = [shard.seen for shard in self._state.shards]
+        if any(ends) or seen != self._seen_at_step or self._has_told_break:
+            return
+        self._has_told_break = True
+        if self.world.is_main:
+            lost = "A resume from this step, such as after a stop in the evaluation, trains the rest of the epoch."
+            found = f"the loop over the shard was left after it. {lost}"
+            hint = "look before the batch is trained: `if shard.step == 100: break` as the first line of the loop"
+            asked = f"Ending epoch {self._state.epoch + 1} at step {self._state.steps}:"
+            log.error("%s\nTraining continues.", CheckpointError(asked, found, hint))
 
     def _next_epoch(self) -> None:
         self._state.set_epoch(self._state.epoch + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -10,11 +11,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.errors import SpecError, check_options
+from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 
 T = TypeVar("T")
 
 _NEVER = 2**31 - 1
+_UNCHANGING = (type(None), int, float, str, torch.dtype, torch.distributed.ProcessGroup, weakref.ref, Collectives)
 _HINT = "leave it out; for a model on several devices: world.wrap(model, place=False)"
 _CHOSEN = dict.fromkeys(("module", "device_ids", "output_device"), ("world.wrap chooses it.", _HINT))
 
@@ -31,55 +34,44 @@ def wrap(
     check_options(options, "world.wrap(model, {}=…)", DistributedDataParallel, chosen=_CHOSEN)
     device_ids = [device.index] if place and device.type == "cuda" else None
     model = model.to(device) if place else model
-    wrapped = DistributedDataParallel(model, device_ids=device_ids, **{"gradient_as_bucket_view": True, **options})
+    options = {"gradient_as_bucket_view": True, **options}
+    # Without a static graph, DDP with find_unused_parameters keeps its first buckets, which are in the right order.
+    sorts_later = options.get("static_graph") or not options.get("find_unused_parameters")
+    kind = _LastFirst if sorts_later else DistributedDataParallel
+    wrapped = kind(model, device_ids=device_ids, **options)
+    wrapped.__class__ = DistributedDataParallel
     if device.type == "cuda":
         # In every hundredth step DDP would measure times: it waits for the device then, and no graph can capture that.
         wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
-    if not wrapped.static_graph:  # its first backward pass must be a real one: it notes which parameters are used
-        prebuild_ddp_buckets(wrapped, synchronize)
+    prebuild_ddp_buckets(wrapped, synchronize)
     return wrapped
 
 
-def prebuild_ddp_buckets(model: DistributedDataParallel, synchronize: Callable[[], object]) -> None:
-    """Run one backward pass of zeros, after which DDP's buckets have their final order. A collective.
+class _LastFirst(DistributedDataParallel):
+    """Lists parameters from the last one to the first, as a backward pass usually reaches them."""
 
-    From the second pass on, DDP sorts parameters into buckets by the order in which the first backward pass reached
-    them. With more than two ranks, a gradient's place in its bucket decides the order in which the ranks' values are
-    added. Does nothing for models with sparse gradients.
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        parameters, are_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return parameters[::-1], are_sparse[::-1]
+
+
+def prebuild_ddp_buckets(model: DistributedDataParallel, synchronize: Callable[[], object]) -> None:
+    """Give DDP's buckets their final order, that of its list of parameters. A collective.
+
+    After the first backward pass (with static_graph the second) DDP would sort parameters into buckets by the order in
+    which it reached them: a resumed training would begin with other buckets than it had. With more than two ranks, a
+    gradient's place in its bucket decides the order in which the ranks' values are added.
 
     DDP would sort them in the next forward pass, in which rank 0 broadcasts the order: a wait in C++, on GPUs without
-    our time limit. So it sorts them now, when all ranks are known to be here. The gradients are None afterwards.
+    our time limit. So it sorts them now, when all ranks are known to be here. No backward pass is needed: with a static
+    graph, DDP would take its first one for the graph.
 
     Raises:
         DeviceTimeoutError, PeerFailedError: as `World.synchronize`.
     """
-    if any(getattr(part, "sparse", False) for part in model.modules()):
-        return  # only embeddings make sparse gradients
-    bare = model.module
-    model.module = _Nothing(bare)
-    try:
-        with torch.enable_grad():
-            # It needs an input: with device_ids, as on GPUs, DDP moves its first input to the device.
-            model(torch.zeros(())).backward()
-    finally:
-        model.module = bare
-    model.zero_grad(set_to_none=True)
-    synchronize()  # the all-reduce ends when all ranks have come
-    model._has_rebuilt_buckets = model.reducer._rebuild_buckets()  # as DDP's own forward does (torch 2.10 to 2.14)
-
-
-class _Nothing(torch.nn.Module):
-    """Returns a zero whose gradient reaches all parameters of another module, the last ones first."""
-
-    def __init__(self, other: torch.nn.Module) -> None:
-        super().__init__()
-        self.other = other
-
-    def forward(self, _: torch.Tensor) -> torch.Tensor:
-        """Return the zero."""
-        parameters = [parameter for parameter in self.other.parameters() if parameter.requires_grad]
-        touched = [parameter.flatten()[:1].sum().real.float() for parameter in parameters]
-        return torch.stack([one.to(touched[0].device) for one in touched]).sum() * 0
+    synchronize()  # DDP has compared the parameters of all ranks: once that has ended, all have come
+    model.reducer._push_all_rebuilt_params()  # as DDP's join hook does (torch 2.10 to 2.14)
+    model._has_rebuilt_buckets = model.reducer._rebuild_buckets()  # as DDP's own forward does
 
 
 def unwrapped(part: T) -> T:
@@ -95,6 +87,14 @@ def unwrapped(part: T) -> T:
             inner = inner._orig_mod  # type: ignore[attr-defined]
         else:
             return inner
+
+
+def hook_states(part: object) -> list[object]:
+    """Return the states of the communication hooks that a script has registered with a model; none of other parts."""
+    model = getattr(part, "_orig_mod", part)
+    hooks = model._comm_hooks if isinstance(model, DistributedDataParallel) else []
+    # DDP's own hooks, for mixed_precision and for optimizers in the backward pass, refer to it.
+    return [state for _, state in hooks if not isinstance(state, _UNCHANGING) and not hasattr(state, "ddp_weakref")]
 
 
 @contextmanager

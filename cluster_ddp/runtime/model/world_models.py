@@ -32,7 +32,7 @@ class Models(Collectives):
     - "ddp": each rank has the whole model. Gradients are views into the communication buckets and need no memory of
       their own. (`zero_grad()`, which sets them to None, lets each step copy them there; that was 3 % faster than
       adding them to zeros.) The final layout of the buckets is made in `wrap`, not in the first step, so that a
-      resumed training adds up gradients in the same order (but with static_graph=True, on more than two ranks).
+      resumed training adds up gradients in the same order.
     - "fsdp" (FSDP2, torch's `fully_shard`): each rank keeps a part of each parameter, of its gradient and of the
       optimizer's state. A block's parameters are whole while it computes.
     - "hsdp": so within each node; nodes have copies of each other, and add up gradients.

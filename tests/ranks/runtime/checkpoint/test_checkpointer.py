@@ -35,7 +35,6 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, saver, stop_
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.collectives import Meter
 from cluster_ddp.runtime.model import ddp as world_models
-from cluster_ddp.runtime.model.ddp import prebuild_ddp_buckets
 from cluster_ddp.runtime.rng import seed_all
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import Stopped
@@ -924,9 +923,10 @@ def test_a_spectral_norm_is_not_iterated_by_wrapping(world: World) -> None:
     assert torch.equal(model.weight_u, before)
 
 
-def test_the_buckets_are_settled_before_the_first_step(world: World) -> None:
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
+def test_the_buckets_are_settled_before_the_first_step(world: World, options: dict[str, bool]) -> None:
     """The first step's order of adding up is then every step's: a resumed training has no first step of its own."""
-    model = world.wrap(torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3))))
+    model = world.wrap(torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3))), **options)
 
     def step() -> list[int]:
         model.zero_grad()
@@ -935,20 +935,8 @@ def test_the_buckets_are_settled_before_the_first_step(world: World) -> None:
         names = {id(parameter): number for number, parameter in enumerate(model.parameters())}
         return [names[id(parameter)] for parameter in order]
 
-    first = step()
-    assert [step(), step()] == [first, first]
-
-
-def test_the_buckets_are_settled_with_device_ids_too(world: World) -> None:
-    """As on GPUs, where DDP takes another way: it moves the first input to the device, and without one it fails."""
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2), gradient_as_bucket_view=True)
-    model.device_ids, model.use_side_stream_for_tensor_copies = [0], False
-    with pytest.raises(IndexError):
-        model()
-    prebuild_ddp_buckets(model, world.synchronize)
-    assert model.module.weight.grad is None
-    model(torch.rand(4, 3)).sum().backward()
-    assert model.module.weight.grad is not None
+    first = [0, 1, 2, 3, 4, 5] if "find_unused_parameters" in options else [5, 4, 3, 2, 1, 0]
+    assert [step(), step(), step()] == [first] * 3
 
 
 @pytest.mark.parametrize(("device", "last"), [("cpu", 200), ("cuda:0", 10)])

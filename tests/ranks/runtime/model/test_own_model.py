@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.model import ddp
 from cluster_ddp.runtime.model.ddp import unwrapped
 
 JOB_ID = job_ids()
@@ -190,13 +189,6 @@ def test_the_first_forward_pass_waits_for_nobody(tmp_path: Path) -> None:
     steps = [slurm_step(rank, 2, job_id=JOB_ID + 1, CAME=str(tmp_path / "came")) for rank in range(2)]
     ends = run_ranks(rank_1_comes_late_to_the_first_step, steps, tmp_path)
     assert [end.exit_code for end in ends] == [0, 0], ends
-
-
-def test_a_model_on_two_devices_gets_its_buckets() -> None:
-    """The meta device stands in for the first GPU: what is on the CPU must come to it."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3, device="meta"), torch.nn.Linear(3, 1))
-    total = ddp._Nothing(model)(torch.zeros(()))
-    assert total.device.type == "meta" and total.requires_grad
 
 
 def test_an_epochs_last_group_ends_with_it_whatever_the_number_of_ranks_that_began_it(world: cluster_ddp.World) -> None:

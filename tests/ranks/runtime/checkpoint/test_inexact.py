@@ -1,0 +1,389 @@
+"""What a checkpoint can't have of a training is said once, with its step; a training without that hears nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from exact_resume import Point, equal_after_kill
+from ranks import job_ids, run_ranks, slurm_step
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.utils.data import TensorDataset
+
+import cluster_ddp
+from cluster_ddp import World
+from cluster_ddp.runtime.checkpoint.inexact import rank_differences
+from cluster_ddp.runtime.checkpoint.inexact.rank_differences import RankDifferences
+from cluster_ddp.runtime.checkpoint.inexact.unsaved import Unsaved
+
+JOB_ID = job_ids()
+ALONE: Any = SimpleNamespace(synchronize=int)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+
+
+class Memory:
+    """Numbers that each rank draws itself."""
+
+    def __init__(self) -> None:
+        self.order = torch.arange(20)
+
+    def draw(self, rank: int) -> None:
+        self.order = torch.randperm(20, generator=torch.Generator().manual_seed(rank))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order = state["order"]
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        self.order = states[0]["order"] if states else self.order
+
+
+class Training:
+    """Three steps an epoch, on two ranks, with a checkpoint after each."""
+
+    def __init__(self, world: World, name: str, model: nn.Module, **options: Any) -> None:
+        self.world, self.model = world, model
+        self.optimizer = torch.optim.SGD(list(model.parameters()), 0.1, momentum=0.9)
+        data = TensorDataset(torch.randn(24, 8), torch.randint(3, (24,)))
+        self.shard = world.shard(data, batch_size=4, shuffle_seed=3)
+        world.seed_rank(2)
+        parts: dict[str, Any] = {"model": model, "optimizer": self.optimizer, **options}
+        run_dir = Path(os.environ["RUNS"], name) if "RUNS" in os.environ else None
+        self.checkpoint = cluster_ddp.Checkpointer(world, shard=self.shard, run_dir=run_dir, every="1steps", **parts)
+
+    def run(
+        self, epochs: int = 2, *, epoch_begins: Callable[[int], object] = int, last: Callable[[], object] = int
+    ) -> None:
+        for epoch in self.checkpoint.epochs(epochs):
+            epoch_begins(epoch)
+            for x, y in self.shard:
+                self.update(x, y)
+                last()
+                self.end_step()
+
+    def update(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.backward(x, y)
+        self.optimizer.step()
+
+    def backward(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        F.cross_entropy(self.model(x), y).backward()
+
+    def end_step(self) -> None:
+        self.checkpoint.step()
+        self.checkpoint._saver.wait()  # else the next save may be skipped
+
+
+def nothing_to_say(world: World) -> None:
+    """Ranks that may differ: in buffers, in meters, in parts of rank 0 alone; a hook without a state."""
+    model = world.wrap(mlp(), broadcast_buffers=False)
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    average = torch.optim.swa_utils.AveragedModel(model.module)
+    memory = Memory()
+    memory.draw(world.rank)
+    of_main = {"average": average} if world.is_main else {}
+    lbfgs = torch.optim.LBFGS([(one := nn.Parameter(torch.ones(1)))], max_iter=2)
+    training = Training(world, "nothing_to_say", model, meters={"memory": memory}, lbfgs=lbfgs, **of_main)
+
+    def own_loss() -> float:
+        one.grad = torch.ones(1)
+        return float(world.rank)
+
+    for _ in training.checkpoint.epochs(2):
+        for x, y in training.shard:
+            if training.shard.step == 2:
+                break  # before it is trained
+            training.update(x, y)
+            average.update_parameters(model.module)
+            lbfgs.step(own_loss)
+            training.end_step()
+
+
+def unfreeze_late(world: World) -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    wrapped = world.wrap(model)
+    Training(world, "unfreeze_late", wrapped).run(epoch_begins=lambda epoch: model[0].requires_grad_(epoch == 1))
+
+
+def localsgd(world: World) -> None:
+    model = world.wrap(mlp(), broadcast_buffers=False)
+    training = Training(world, "localsgd", model)
+
+    def average() -> None:
+        if training.checkpoint.steps == 3:
+            for one in model.parameters():
+                one.data.copy_(world.all_reduce(one.data) / world.world_size)
+
+    with model.no_sync():
+        training.run(last=average)
+
+
+def partdiff(world: World) -> None:
+    memory = Memory()
+    training = Training(world, "partdiff", world.wrap(mlp()), memory=memory)
+    training.run(epoch_begins=lambda epoch: memory.draw(world.rank if epoch else 0))
+
+
+def powersgd(world: World) -> None:
+    model = world.wrap(mlp())
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    Training(world, "powersgd", model).run()
+
+
+def manual_acc(world: World) -> None:
+    training = Training(world, "manual_acc", world.wrap(mlp()))
+    for _ in training.checkpoint.epochs(2):
+        for number, (x, y) in enumerate(training.shard):
+            training.backward(x, y)
+            if number != 1:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+            training.end_step()
+
+
+def break_early(world: World) -> None:
+    training = Training(world, "break_early", world.wrap(mlp()))
+    for _ in training.checkpoint.epochs(2):
+        for x, y in training.shard:
+            training.update(x, y)
+            training.end_step()
+            if training.shard.step == 1:
+                break
+
+
+TRAININGS = (nothing_to_say, unfreeze_late, localsgd, partdiff, powersgd, manual_acc, break_early)
+SAID = {
+    "nothing_to_say": [],
+    "unfreeze_late": [("Saving step 4:", f"'{name}' differs between ranks: rank 1 has", "At step 3 it was the same.")
+                      for name in ("model", "optimizer")],
+    "localsgd": [("Saving step 1:", f"'{name}' differs between ranks: rank 1 has") for name in ("model", "optimizer")],
+    "partdiff": [("Saving step 4:", "'memory' differs between ranks", "At step 3 it was the same.", "in meters")],
+    "powersgd": [("Saving step 1:", "'model' has a communication hook with a state, PowerSGDState.")],
+    "manual_acc": [("Saving step 2:", "gradients that no optimizer has used", "world.accumulate")],
+    "break_early": [("Ending epoch 1 at step 2:", "trains the rest of the epoch.", "first line")],
+}  # fmt: skip
+
+
+def all_trainings() -> None:
+    said: dict[str, list[str]] = {}
+    with cluster_ddp.distributed(cuda=False) as world:
+        for training in TRAININGS:
+            texts = said[training.__name__] = []
+            handler = logging.Handler(logging.ERROR)
+            handler.emit = lambda record, texts=texts: texts.append(record.getMessage())  # type: ignore
+            logging.getLogger("cluster_ddp").addHandler(handler)
+            training(world)
+            logging.getLogger("cluster_ddp").removeHandler(handler)
+    Path(os.environ["RUNS"], f"said-{world.rank}.json").write_text(json.dumps(said))
+
+
+def test_what_no_checkpoint_has_is_said_once(tmp_path: Path) -> None:
+    steps = [slurm_step(rank, 2, job_id=JOB_ID, RUNS=str(tmp_path)) for rank in range(2)]
+    ends = run_ranks(all_trainings, steps, tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
+    said = json.loads((tmp_path / "said-0.json").read_text())
+    for name, expected in SAID.items():
+        assert len(said[name]) == len(expected), said[name]
+        for text, words in zip(said[name], expected):
+            assert all(one in text for one in words), text
+    assert not any(json.loads((tmp_path / "said-1.json").read_text()).values())
+
+
+def breaks_before(world: World, point: Point) -> Mapping[str, Any]:
+    model = world.wrap(mlp())
+    training = Training(world, "breaks_before", model)
+    for _ in training.checkpoint.epochs(3):
+        for x, y in training.shard:
+            if training.shard.step == 2:
+                break
+            training.update(x, y)
+            training.end_step()
+            point("after", training.checkpoint.steps)
+    return {"model": model.state_dict(), "optimizer": training.optimizer.state_dict()}
+
+
+@pytest.mark.full
+def test_an_epoch_that_ends_before_a_batch_is_trained_ends_there_after_a_resume(tmp_path: Path) -> None:
+    equal_after_kill(breaks_before, tmp_path, kill=("after", 4))
+
+
+class State:
+    """A part with this state."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state_dict = lambda: state
+
+
+def digest_of(save: int = 0, **state: Any) -> str:
+    differences = RankDifferences(ALONE, {"part": State(**state)})
+    return [differences.digests()["part"] for _ in range(save + 1)][-1]
+
+
+DTYPES = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
+    *(torch.bool, torch.uint8, torch.int16, torch.int64, torch.uint32),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (7, 5), (4, 3, 5, 5), (9000,)], ids=str)
+def test_each_element_and_its_place_counts(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    zeros = torch.zeros(shape, dtype=torch.uint8)
+    digests = [digest_of(tensor=zeros.to(dtype))]
+    for place in {0, zeros.numel() // 2, zeros.numel() - 1}:
+        other = zeros.clone()
+        other.view(-1)[place] = 1
+        digests.append(digest_of(tensor=other.to(dtype)))
+        assert digest_of(tensor=other.to(dtype)) == digests[-1]
+    assert len({*digests}) == len(digests)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1.0}, {"a": 1.5}),
+        ({"a": [1, "x"]}, {"a": [1, "y"]}),
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.int32)}),
+        ({"a": torch.zeros(2, 3)}, {"a": torch.zeros(3, 2)}),
+        ({"a": torch.arange(6)}, {"a": torch.arange(6).flip(0)}),
+        ({"a": torch.zeros(0, 2)}, {"a": torch.zeros(2, 0)}),
+        ({"a": torch.zeros(1), "b": torch.ones(1)}, {"a": torch.ones(1), "b": torch.zeros(1)}),
+    ],
+)
+def test_other_states_have_other_digests(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert digest_of(**one) != digest_of(**other)
+    assert digest_of(**one) == digest_of(**one)
+
+
+def test_where_values_are_in_memory_does_not_matter() -> None:
+    values = torch.randn(7)
+    assert digest_of(tensor=values) == digest_of(tensor=torch.cat([torch.zeros(1), values])[1:])
+    image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert digest_of(tensor=image) == digest_of(tensor=image.clone())
+    assert digest_of(tensor=torch.ones(1).expand(9)) == digest_of(tensor=torch.ones(9))
+
+
+def test_each_element_of_a_large_part_is_compared_now_and_then() -> None:
+    size = 2 * rank_differences._SMALL_BYTES + 4
+    zeros = torch.zeros(size, dtype=torch.uint8)
+    for place in (0, size // 2, size - 1):
+        other = zeros.clone()
+        other[place] = 1
+        assert any(digest_of(save, tensor=zeros) != digest_of(save, tensor=other) for save in range(3))
+
+
+def test_a_part_that_cannot_be_saved_is_not_compared() -> None:
+    assert RankDifferences(ALONE, {"part": State(what=object())}).digests() == {}
+
+
+def said_of(caplog: pytest.LogCaptureFixture, loop: Callable[[torch.nn.Module, torch.optim.Optimizer], object]) -> int:
+    """How often something is said in a loop that yields where it saves."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    unsaved = Unsaved({"model": model, "optimizer": optimizer}, [])
+    caplog.clear()
+    for step, _ in enumerate(loop(model, optimizer)):  # type: ignore[arg-type, var-annotated]
+        unsaved.tell(step)
+    return len(caplog.records)
+
+
+def backward(model: torch.nn.Module, scale: float = 1.0) -> None:
+    (model(torch.ones(1, 3)).square().sum() * scale).backward()
+
+
+def usual(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        yield
+
+
+def zeroed_afterwards(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for _ in range(3):
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        yield
+
+
+def steps_without_a_backward_pass(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for step in range(6):
+        if step % 3 == 0:
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+        yield
+
+
+def bad_step_is_skipped(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, scale=float("nan") if step == 1 else 1.0)
+        if step != 1:
+            optimizer.step()
+        yield
+
+
+def gradients_are_dropped(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for _ in range(3):
+        backward(model)
+        optimizer.zero_grad()
+        yield
+
+
+def accumulates(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for step in range(6):
+        backward(model)
+        if step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        yield
+
+
+def accumulates_and_zeroes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for step in range(6):
+        if step % 3 == 0:
+            optimizer.zero_grad(set_to_none=False)
+        backward(model)
+        if step % 3 == 2:
+            optimizer.step()
+        yield
+
+
+@pytest.mark.parametrize(
+    ("loop", "count"),
+    [
+        *[(one, 0) for one in (usual, zeroed_afterwards, steps_without_a_backward_pass)],
+        *[(one, 0) for one in (bad_step_is_skipped, gradients_are_dropped)],
+        *[(one, 1) for one in (accumulates, accumulates_and_zeroes)],
+    ],
+)
+def test_gradients_that_no_optimizer_has_used(caplog: pytest.LogCaptureFixture, loop: Any, count: int) -> None:
+    assert said_of(caplog, loop) == count
+
+
+def test_the_state_of_a_hook_may_be_a_meter(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    state, model = Memory(), world.wrap(torch.nn.Linear(3, 2))
+    model.register_comm_hook(state, lambda memory, bucket: default_hooks.allreduce_hook(None, bucket))  # type: ignore
+    Unsaved({"model": model}, [state]).tell(1)
+    assert not caplog.records
+    Unsaved({"model": torch.compile(model)}, []).tell(1)
+    assert "communication hook with a state, Memory" in caplog.text
