@@ -420,7 +420,8 @@ def test_modules_conda_and_setup_lines_come_first() -> None:
     spec = JobSpec(name="x", command=("true",), modules=("cuda/12.8",), conda_env="my env", setup=("ulimit -n 4096",))
     lines = render(spec).splitlines()
     last = 'exec cluster-ddp launch -- true "$@"'
-    order = [lines.index(x) for x in ("module load cuda/12.8 || not_active \"module cuda/12.8\"", "conda activate 'my env'", "ulimit -n 4096", last)]
+    module = 'module load cuda/12.8 || not_active "module cuda/12.8"'
+    order = [lines.index(x) for x in (module, "conda activate 'my env'", "ulimit -n 4096", last)]
     assert order == sorted(order)
 
 
