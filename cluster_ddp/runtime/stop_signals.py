@@ -204,6 +204,6 @@ def number_of(name: str) -> signal.Signals:
         raise SpecError(
             f"Stopping at the signal {name!r}:",
             f"there is no such signal that can be handled.{nearest(short, legal)}",
-            f"--stop-signals {' '.join(DEFAULT_SIGNALS)}",
+            f"stop_signals={DEFAULT_SIGNALS} (of cluster-ddp train: --stop-signals)",
         )
     return signal.Signals[f"SIG{short}"]

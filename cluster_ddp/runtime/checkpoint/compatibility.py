@@ -99,7 +99,7 @@ def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
     for theirs, shard in zip(saved["shards"], ours["shards"], strict=True):
         before, now = theirs["global_batch"], shard["global_batch"]
         if before != now:
-            lines.append(f"a global batch of {now} samples instead of {before} (--batch-size is per rank)")
+            lines.append(f"a global batch of {now} samples instead of {before} (the batch size is per rank)")
         before, now = theirs.get("fingerprint"), shard.get("fingerprint")
         if before and now and before != now:
             words = f"the dataset has the fingerprint {now[:12]}, instead of {before[:12]}"

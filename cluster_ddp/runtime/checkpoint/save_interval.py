@@ -30,7 +30,7 @@ class Interval:
         match = re.fullmatch(r"([1-9]\d*) ?(epoch|step|min)(?:s|(?<=min)utes?)?", text, re.ASCII)
         if match is None:
             legal = "a whole number of epochs, steps or minutes, or never"
-            hint = "--checkpoint-every 1epoch, 500steps or 10min"
+            hint = 'every="1epoch", "500steps" or "10min" (of cluster-ddp train: --checkpoint-every)'
             raise SpecError(f"Saving a checkpoint every {text!r}:", f"it must be {legal}.", hint)
         if match[2] == "epoch" and not has_epochs:
             found = "a training without a shard has no epochs."

@@ -13,8 +13,10 @@ import atexit
 import contextlib
 import functools
 import gc
+import multiprocessing
 import os
 import signal
+import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -22,7 +24,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from cluster_ddp.errors import check_options
+from cluster_ddp import processes
+from cluster_ddp.errors import DataError, check_options, counted
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
@@ -31,6 +34,8 @@ from cluster_ddp.runtime.rng import seed_all
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have workers
 MAX_WORKERS = 8
 """A default that keeps a GPU busy; you may set more."""
+_WORKERS_SOCKET = "/pymp-12345678/listener-4194304-0-12345678"  # at most; multiprocessing.connection.arbitrary_address
+_LONGEST_SOCKET = 107  # bytes (unix(7)), without the last one
 _SHARED = "ranks share the samples, so world.shard chooses them."
 _CHOSEN = {
     "dataset": (_SHARED, "give it first: world.shard(dataset, …)"),
@@ -178,14 +183,20 @@ def _changed(batch: Any, change: Callable[[Any], Any]) -> Any:
     return change(batch)
 
 
-class IgnoreStopSignals:
-    """A worker_init_fn that makes the worker ignore the signals that stop a training, and calls another one `then`."""
+class InitWorker:
+    """A worker_init_fn: the worker ignores the signals that stop a training, and ends with its rank, even a killed one.
+
+    A worker that outlives its rank would keep the rank's connections open: the others would wait for it until a time
+    limit. Then another worker_init_fn is called.
+    """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self.then = then
 
     def __call__(self, worker: int) -> None:
-        """Ignore the signals. Called in the worker."""
+        """Called in the worker."""
+        if (rank := multiprocessing.parent_process()) is not None and rank.pid is not None:
+            processes.end_with(rank.pid)
         numbers = [*map(stop_signals.number_of, stop_signals.DEFAULT_SIGNALS)]
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
@@ -208,6 +219,7 @@ def keep_through_stops() -> None:
     def protected(loader: DataLoader[Any]) -> Any:
         if not loader.num_workers:
             return get_iterator(loader)
+        _check_temporary_folder(loader.num_workers)
         with protected_start(loader):
             iterator: Any = get_iterator(loader)
         for worker in iterator._workers:
@@ -221,6 +233,16 @@ def keep_through_stops() -> None:
     os.register_at_fork(after_in_child=gc.freeze)
 
 
+def _check_temporary_folder(workers: int) -> None:
+    """Raise DataError if the path of a worker's socket would be too long: each worker would fail, and the rank wait."""
+    folder = os.fsencode(tempfile.gettempdir())
+    if (too_long := len(folder) + len(_WORKERS_SOCKET) - _LONGEST_SOCKET) > 0:
+        found = f"its folder for temporary files is too long by {too_long} bytes for a socket: {os.fsdecode(folder)}."
+        raise DataError(
+            f"Loading data with {counted(workers, 'worker')}:", found, "export TMPDIR=/tmp in the batch script"
+        )
+
+
 @contextlib.contextmanager
 def protected_start(loader: object) -> Iterator[None]:
     """Let a loader's workers that the body starts ignore the stop signals, of a class that starts them in its own way.
@@ -230,8 +252,8 @@ def protected_start(loader: object) -> Iterator[None]:
     if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
         yield
         return
-    if not isinstance(loader.worker_init_fn, IgnoreStopSignals):
-        loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
+    if not isinstance(loader.worker_init_fn, InitWorker):
+        loader.worker_init_fn = InitWorker(loader.worker_init_fn)
     with stop_signals.stop_signals_blocked():  # until the worker ignores them
         yield
 

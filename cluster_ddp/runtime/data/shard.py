@@ -63,7 +63,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         counts = [count for count in (batch_size, global_batch) if count is not None]
         if min(counts, default=0) < 1:
             asked = f"Batches of {min(counts)} samples:" if counts else "Sharing samples without a batch_size:"
-            raise DataError(asked, "a batch has 1 or more.", "--batch-size 64")
+            raise DataError(asked, "a batch has 1 or more.", "give world.shard(…) batch_size=64")
         self.rank, self.world_size, self.seed = rank, world_size, seed
         self.accumulates = global_batch is not None
         self.batch_size = batch_size or _ratio_up(global_batch or 1, world_size)

@@ -129,7 +129,7 @@ def test_an_unknown_signal_gets_the_nearest_and_a_hint(name: str, meant: str | N
     assert repr(name) in error.value.asked
     assert ("Did you mean" in error.value.found) == (meant is not None)
     assert (meant or "") in error.value.found
-    assert error.value.hint == "--stop-signals USR1 USR2 TERM"
+    assert error.value.hint == "stop_signals=('USR1', 'USR2', 'TERM') (of cluster-ddp train: --stop-signals)"
 
 
 @pytest.mark.parametrize("name", ["KILL", "SIGKILL", "STOP", "KIL"])

@@ -854,7 +854,7 @@ def test_fewer_ranks_go_on_with_the_rest_of_the_epoch(tmp_path: Path) -> None:
     assert len({rank["drawn"] for rank in (*before, *after)}) == 5
     assert len({rank["end"] for rank in after}) == 1
     assert "2 ranks instead of 3: same weights and place in the data, new streams of random numbers" in ends[0].output
-    assert "a global batch of 8 samples instead of 12 (--batch-size is per rank)" in ends[0].output
+    assert "a global batch of 8 samples instead of 12 (the batch size is per rank)" in ends[0].output
 
 
 # World.wrap, which settles what else the first step of a resumed training would

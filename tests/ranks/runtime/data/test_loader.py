@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.data_loader import Loader, keep_through_stops, with_defaults
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
@@ -120,3 +122,14 @@ def test_memory_is_pinned_for_a_gpu_unless_the_user_says_otherwise(is_gpu: bool)
     for options in (defaults, own):
         with_defaults(options, workers=0, is_gpu=is_gpu)
     assert (defaults["pin_memory"], own["pin_memory"]) == (is_gpu, not is_gpu)
+
+
+def test_a_folder_for_temporary_files_that_is_too_long_for_sockets_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's workers pass their tensors over a socket in it: each would fail, and the rank wait for it."""
+    keep_through_stops()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    with pytest.raises(DataError, match=r"too long by \d+ bytes for a socket") as error:
+        next(iter(DataLoader(TensorDataset(torch.arange(4)), num_workers=1)))
+    assert error.value.hint == "export TMPDIR=/tmp in the batch script"

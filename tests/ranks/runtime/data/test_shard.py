@@ -153,7 +153,7 @@ def test_an_empty_dataset_is_named(seed: int | None) -> None:
 
 
 def test_an_empty_batch_is_refused() -> None:
-    with pytest.raises(DataError, match="--batch-size"):
+    with pytest.raises(DataError, match="batch_size=64"):
         ranks(10, 0, 1)
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ranks import slurm_step
+from ranks import job_ids, run_ranks, slurm_step
+from slowness import scaled
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+import cluster_ddp
+from cluster_ddp import processes
 from cluster_ddp.errors import ClusterDDPError, DataError
 from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import Order, Start, StreamReader
@@ -278,3 +286,34 @@ def test_other_shares_are_refused_in_the_middle_of_an_epoch_only(world: World) -
     two = World(topology=Topology.from_environ(slurm_step(1, 2, job_id=1)), device=torch.device("cpu"))
     second = two.stream(Numbers(23, parts=2), batch_size=4, split="own")
     second.resume_at(0, {**place, "step": 1}, [{**of_ranks[0], "readers": 3}, of_ranks[1]])  # rank 0 has more CPUs
+
+
+class Stuck(IterableDataset[int]):
+    """Its worker writes down its process id, and then gives nothing."""
+
+    def __iter__(self) -> Iterator[int]:
+        Path(os.environ["WORKER"]).write_text(str(os.getpid()))
+        threading.Event().wait()
+        yield 0
+
+
+def killed_while_its_worker_reads() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        if world.rank == 1:
+            threading.Thread(target=next, args=(iter(world.stream(Stuck(), batch_size=1, num_workers=1)),)).start()
+            while not (worker := Path(os.environ["WORKER"])).exists() or not worker.read_text():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+
+
+def test_a_worker_ends_with_its_rank_and_the_others_do_not_wait_for_it(tmp_path: Path) -> None:
+    """It has the connections of its rank, which was killed."""
+    job_id, worker = job_ids(), tmp_path / "worker"
+    environments = [slurm_step(rank, 2, job_id=job_id, WORKER=str(worker)) for rank in range(2)]
+    ends = run_ranks(killed_while_its_worker_reads, environments, tmp_path, timeout_s=100)
+    assert [end.exit_code is None for end in ends] == [False, False], ends
+    deadline = time.monotonic() + scaled(60)
+    while processes.running(int(worker.read_text())) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
