@@ -24,8 +24,8 @@ from torch.utils.data import TensorDataset
 import cluster_ddp
 from cluster_ddp.mnist.model import Net
 from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
-from cluster_ddp.runtime.checkpoint.inexact.rank_differences import RankDifferences
 from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World

@@ -10,7 +10,7 @@ folder           the checkpoints of a run: writes in the background, keeps the n
 checkpoint_file  one checkpoint file: its format and digest
 compatibility    whether a checkpoint belongs to this training
 sharded/         the same for models that are sharded over the ranks
-inexact/         what no checkpoint can have, which is said at a save
+exactness/       what a resume must get back bit for bit; what no checkpoint can have, which is said at a save
 export           a checkpoint's weights as a plain file for other tools, or all of it for DCP
 save_interval    how often to save
 stop_agreement   after which step all ranks stop; when to stop before the end of the job's time

@@ -12,10 +12,11 @@ import torch
 
 from cluster_ddp._version import __version__
 from cluster_ddp.runtime import rng
-from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility, optimizer_state
+from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
+from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
+from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
+from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
-from cluster_ddp.runtime.checkpoint.inexact.rank_differences import RankDifferences
-from cluster_ddp.runtime.checkpoint.inexact.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.sharded import resharding
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS

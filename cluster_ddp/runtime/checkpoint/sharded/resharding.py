@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import checkpoint_file, optimizer_state
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
+from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in, with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import optimizer_state
+from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
 from cluster_ddp.runtime.model.dtensor_pieces import full
 from cluster_ddp.runtime.world import World
 

@@ -21,9 +21,9 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp import World
-from cluster_ddp.runtime.checkpoint.inexact import rank_differences
-from cluster_ddp.runtime.checkpoint.inexact.rank_differences import RankDifferences
-from cluster_ddp.runtime.checkpoint.inexact.unsaved import Unsaved
+from cluster_ddp.runtime.checkpoint.exactness import rank_differences
+from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
+from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 
 JOB_ID = job_ids()
 ALONE: Any = SimpleNamespace(synchronize=int)
