@@ -167,5 +167,5 @@ def _remark(one: RunStatus) -> str:
         return f"({reasons.of_waiting(one.reason)})"
     if one.non_finite_step is not None:
         last = "" if one.saved_step is None else f"; last good checkpoint: step {one.saved_step}"
-        return f"(weights are NaN or Inf since step {one.non_finite_step}{last})"
+        return f"(warning: weights are NaN or Inf since step {one.non_finite_step}{last})"
     return f"(newest checkpoint: step {one.saved_step})" if one.saved_step is not None and one.epoch is None else ""

@@ -199,6 +199,13 @@ class Saver:
             log.error('%s\n%s; Checkpointer(on_nan="stop") would end the job.', error, on)
             start_log.note_non_finite(self.run_dir.path, step, words)
 
+    def tell_of_non_finite_end(self) -> None:
+        """On rank 0: say at the end of a training that its last state is non-finite, and which one was saved last."""
+        if self.world.is_main and self._has_told and not self.is_written:
+            good = self.folder.last_good
+            last = "none was saved" if good is None else f"the last finite one is of step {step_of(good)}: {good}"
+            log.error("The training ends with NaN or Inf at step %d, which is not saved; %s", self.state.steps, last)
+
     def _has_copy(self) -> bool:
         return self._copied is not None and self._copied["position"]["steps"] == self.state.steps
 

@@ -111,6 +111,7 @@ class StepBoundary:
         if not self._saver.has_saved and self._interval.unit != "never":
             self._saver.save_now()
         self._saver.wait()
+        self._saver.tell_of_non_finite_end()
         self._note_end("COMPLETED", "The training reached its end.", saved=self._saver.is_written)
         self._stop_flag.give_back()
 

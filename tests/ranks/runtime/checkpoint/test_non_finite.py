@@ -97,7 +97,12 @@ def test_the_last_finite_checkpoint_stays(
     """As the README's loop stands, with the fewest checkpoints kept, through epochs of NaN to the training's end."""
     train(world, tmp_path, dict.fromkeys(range(3, 9), spoil), keep=1)
     assert saved(tmp_path) == [2]
-    (record,) = [one for one in said.records if one.levelno == logging.ERROR]
+    record, last = [one for one in said.records if one.levelno == logging.ERROR]
+    assert said.records[-1] is last
+    assert last.getMessage() == (
+        "The training ends with NaN or Inf at step 8, which is not saved; "
+        f"the last finite one is of step 2: {tmp_path}/checkpoints/step-00000002.pt"
+    )
     assert "Training, step 4:" in record.getMessage() and words in record.getMessage()
     assert "step-00000002.pt" in record.getMessage() and 'on_nan="stop"' in record.getMessage()
     assert run_state.non_finite_step(tmp_path) == 4
