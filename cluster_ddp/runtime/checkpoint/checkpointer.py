@@ -139,6 +139,7 @@ class Checkpointer:
         self._tell_if_done(counted(count, "epoch"), done=self.epoch >= count)
         self._boundary.total = count
         for shard in self._shards:
+            shard.after_batch = self._boundary.between_steps
             shard.at_end = self._boundary.after_last_batch
         try:
             while self.epoch < count and not self._is_finished():
@@ -151,7 +152,7 @@ class Checkpointer:
         finally:
             for shard in self._shards:
                 if shard.at_end == self._boundary.after_last_batch:
-                    shard.at_end = None  # it refers to this training and all its memory
+                    shard.after_batch = shard.at_end = None  # they refer to this training and all its memory
         self._state.restore_rng()  # if all was done already: for what the script does after its loop
         self._boundary.end()
 
@@ -178,6 +179,7 @@ class Checkpointer:
             yield done
             if self._is_finished():
                 return
+            self._boundary.between_steps()
             if self.steps == done:
                 found, hint = "it was not counted.", "call checkpoint.step() in the loop"
                 raise SpecError(f"Step {done + 1} of {steps}:", found, hint)

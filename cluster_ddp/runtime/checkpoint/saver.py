@@ -64,6 +64,7 @@ class Saver:
         """The place of the last save that began."""
         self._saved_at_s = time.monotonic()
         self._copied: dict[str, Any] | None = None
+        self._held: Literal["", "copy", "write"] = ""  # what is to be done with the copy once the loop's body has run
         self._writers: list[int] = []  # of the copy, if it is sharded: the ranks with a part of it
         self._token, self._writes = "", 0  # of the copy, and how often one was written: their files' names have both
         background_writer.expect(folder)
@@ -89,12 +90,13 @@ class Saver:
         """Seconds since the last save, or since the start."""
         return time.monotonic() - self._saved_at_s
 
-    def save(self, *, write: bool = True) -> None:
-        """Copy the state and write it in the background, or only copy it.
+    def save(self, *, write: bool = True, hold: bool = False) -> None:
+        """Copy the state and write it in the background, or only copy it; with `hold`, write it by `write_held`.
 
         While the previous save is still being written, this one is skipped. If the previous one failed, this one is
         always written, since the copy overwrites what could have been tried again.
         """
+        self.write_held()
         self._before_save()
         self.world.synchronize()
         writer = self.folder.writer
@@ -109,7 +111,16 @@ class Saver:
             return
         self.saved = self.place if write else self.saved
         self._copy()
-        if write:
+        self._held = "write" if write else "copy"
+        if not hold:
+            self.write_held()
+
+    def write_held(self) -> None:
+        """Let the copy have the records that were logged since it was made, and begin to write it if that is due."""
+        held, self._held = self._held, ""
+        if held and self._copied is not None and self.world.is_main:
+            self._copied["metrics_bytes"] = self.run_dir.metrics_bytes
+        if held == "write":
             self._write_copy()
 
     def save_now(self) -> None:
@@ -148,6 +159,7 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until all that write have written everything or give up, without a time limit."""
+        self.write_held()
         while any(self._of_writers(not self.folder.writer.wait(_REPORT_EVERY_S) and not self.folder.writer.is_stuck())):
             self.folder.writer.tell_if_slow()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterable
 
 from cluster_ddp.agent import rank_notes
@@ -45,6 +46,8 @@ class StepBoundary:
         self._is_training = any(shard.is_at_end for shard in self._state.shards)
         self._seen_at_step: list[int] = []  # of each shard, at the last step
         self._has_told_break = False
+        self._stops = False  # once the loop's body has run
+        self._thread = threading.get_ident()
         self._steps_at_start = self._run_dir.steps = last_progress.steps = self._state.steps
         watch_time_limit(stop_flag, self.world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
@@ -52,6 +55,7 @@ class StepBoundary:
 
     def after_step(self) -> None:
         """Count a step. Save if a save is due, and stop if the job has to."""
+        self.between_steps()
         shards = self._state.shards  # others may be in an evaluation
         for shard in [shard for shard in shards if shard.is_accumulated] or shards:
             shard.check_step(told=self.world.is_main)
@@ -69,24 +73,38 @@ class StepBoundary:
         self._trace.step()
         self.times.end()
 
+    def between_steps(self) -> None:
+        """Stop, or write a copy, if that is due since the last step. All records of the loop's body are there now."""
+        if threading.get_ident() != self._thread:  # it reads ahead, in the midst of a step
+            return
+        if self._stops:
+            self._stop()
+        self._saver.write_held()
+
     def after_last_batch(self) -> None:
         """Copy the state after an epoch's last batch, and save it if a save is due."""
+        if self.has_trained:
+            self.between_steps()
         if not self._is_training or self.has_trained:  # another pass over the same data
             return
         self._trained = self._saver.place
-        if self.keeps_best:  # it needs the copy: none is made during a save
+        if self.keeps_best or self._stops:  # they need the copy: none is made during a save
             self._saver.wait()
         if not self._saver.has_saved:
-            self._saver.save(write=self._interval.is_due(self._state.steps, self._state.epoch + 1, epoch_ended=True))
+            is_due = self._interval.is_due(self._state.steps, self._state.epoch + 1, epoch_ended=True)
+            self._saver.save(write=is_due, hold=True)
 
     def after_epoch(self) -> None:
         """Begin the next epoch. Save if a save is due, and stop if the job has to."""
+        self.between_steps()
         self._tell_of_break()
         self._next_epoch()
         self._save_or_stop(epoch_ended=True)
 
     def in_evaluation(self) -> None:
         """Stop if the job is told to."""
+        if self._stops:
+            self._stop()
         if self._evaluation_exchange.is_due():
             (stop,) = self._evaluation_exchange.collect(self._stop_flag.is_set())
             if stop:
@@ -153,13 +171,16 @@ class StepBoundary:
         is_exchange = epoch_ended or self._exchange.is_due()
         if is_exchange:
             stop, minutes_are_over = self._exchange.collect(*self._flags(), own_s=self.times.own_s)
+            if stop and not epoch_ended:
+                self._stops = True
+                return
             if stop:
                 self._stop()
             if self.times.is_due():
                 self._log_steps()
             save = save or minutes_are_over
         if save:
-            self._saver.save()
+            self._saver.save(hold=not epoch_ended)
         if is_exchange:
             # After the save, which restarts the minutes.
             self._exchange.begin(*self._flags(), own_s=self.times.own_s)

@@ -32,6 +32,8 @@ class BatchIterator(ABC):
         """Number of the batch in its epoch, from 0; -1 before the first. Of the update, if that has several batches."""
         self.seen = 0
         """Samples of the epoch that all ranks together have seen, including this batch."""
+        self.after_batch: Callable[[], object] | None = None
+        """Called when the batch after this one is asked for: all code of the loop's body has run."""
         self.at_end: Callable[[], object] | None = None
         """Called after the last batch of a pass, before the loop ends."""
         self._update_start = self._update_samples = 0  # of the epoch, before this update; of it, on all ranks
@@ -130,6 +132,10 @@ class BatchIterator(ABC):
         self.step, self.seen, self._seen_before = step - 1, seen, seen
         self._update_start, self._update_samples = seen, 0
         self.began_s, self.waited_s = time.monotonic(), 0.0
+
+    def _asked_for_next(self) -> None:
+        if self.after_batch:
+            self.after_batch()
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:

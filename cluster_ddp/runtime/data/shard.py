@@ -231,6 +231,7 @@ class Shard(BatchIterator):
             self.is_full_batch = bounds[1] - bounds[0] == self.batches.batch_size * self._world_size
             last_progress.note_progress()
             yield batch
+            self._asked_for_next()
         if self.at_end:
             self.at_end()
 

@@ -127,6 +127,7 @@ class Stream(BatchIterator):
             ahead = self._ask(records)
             last_progress.note_progress()
             yield record.batch
+            self._asked_for_next()
         self._note_end()
 
     def _ask(self, records: Iterator[Record]) -> Record | None:

@@ -257,7 +257,8 @@ def test_weights_that_became_nan_are_noted(capsys, fake_slurm: FakeSlurm) -> Non
     ):
         (run_dir / "starts.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in starts))
         (run_dir / ".progress").write_text(f"step-{saved:08}.pt\n")
-        assert ("(warning: weights are NaN or Inf since step 40; last good checkpoint: step 30)" in table(capsys)) == noted
+        words = "(warning: weights are NaN or Inf since step 40; last good checkpoint: step 30)"
+        assert (words in table(capsys)) == noted
     assert status.main(["--json", "12"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["non_finite_step"] is None
 

@@ -120,7 +120,7 @@ def train(
             at(checkpoint)
             checkpoint.step()
             if patient:  # else a slow disk leaves checkpoints out
-                checkpoint._folder.writer.wait()
+                checkpoint._saver.wait()
         model.eval()
         evaluate(checkpoint)
         run.evaluations += 1

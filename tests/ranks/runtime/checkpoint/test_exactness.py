@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from exact_resume import Point, equal_after_kill
+from exact_resume import Point, equal_after_kill, records, run, succeed
 from torch.optim import SGD
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
@@ -49,6 +51,65 @@ def draw_at_the_end(world: World, point: Point) -> dict[str, Any]:
 def test_after_end(tmp_path: Path) -> None:
     """A start that finds all epochs done has the random numbers of the end."""
     equal_after_kill(draw_at_the_end, tmp_path, kill=("end", 12))
+
+
+def log_after_step(world: World, point: Point) -> dict[str, Any]:
+    """A record is logged after `checkpoint.step()`, when `checkpoint.steps` is its number."""
+    model = world.wrap(net())
+    optimizer = SGD(model.parameters(), 0.1)
+    shard = world.shard(data(), batch_size=8, shuffle_seed=3)
+    world.seed_rank(2)
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer, every="2steps")
+    for epoch in checkpoint.epochs(3):
+        for x, y in shard:
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            checkpoint.step()
+            point("stepped", checkpoint.steps)
+            world.log("train", step=checkpoint.steps, loss=loss.item())
+            point("logged", checkpoint.steps)
+        world.log("epoch", epoch=epoch)
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [("stepped", 8), ("logged", 10)],
+        pytest.param([("logged", 6), ("stepped", 12)], marks=pytest.mark.full),  # of an epoch's last batch
+    ],
+)
+def test_logafter(tmp_path: Path, kills: list[tuple[str, int]]) -> None:
+    """Each record exactly once, wherever a rank is killed."""
+    equal_after_kill(log_after_step, tmp_path, kill=kills)
+
+
+def log_after_step_and_stop(world: World, point: Point) -> dict[str, Any]:
+    """As `log_after_step`; the first start is told to stop in its sixth step, the second in its last but two."""
+    starts = Path(os.environ["CLUSTER_DDP_RUN_DIR"], "starts")
+    number = int(starts.read_text()) if starts.exists() else 0
+    world.barrier()
+    starts.write_text(str(number + 1))
+
+    def signalled(name: str, step: int) -> None:
+        if name == "logged" and [step, number] in ([5, 0], [15, 1]):
+            os.kill(os.getpid(), signal.SIGUSR1)  # seen by the next step
+        point(name, step)
+
+    return log_after_step(world, signalled if "stopped" in str(starts) else point)
+
+
+def test_logafter_stopped(tmp_path: Path) -> None:
+    """A training that is told to stop first runs the rest of the loop's body."""
+    succeed(log_after_step, tmp_path / "undisturbed")
+    for _ in range(2):
+        ends = run(log_after_step_and_stop, tmp_path / "stopped")
+        assert [end.exit_code for end in ends] == [75, 75], ends
+    succeed(log_after_step_and_stop, tmp_path / "stopped")
+    assert (tmp_path / "stopped" / "end.json").read_text() == (tmp_path / "undisturbed" / "end.json").read_text()
+    assert records(tmp_path / "stopped") == records(tmp_path / "undisturbed")
 
 
 class Resumable(IterableDataset[dict[str, torch.Tensor]]):

@@ -33,7 +33,7 @@ def stopping(checkpoint: Checkpointer, how: str) -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGUSR1)
         yield
     else:
-        checkpoint._folder.writer.wait()
+        checkpoint._saver.wait()
         checkpoint.run_dir._metrics.finish(60)
         raise Stop
 
@@ -95,7 +95,7 @@ def side_by_side(world: World, path: Path, *, stop: int = 0, how: str = "asked")
                     checkpoint.step()
             else:
                 checkpoint.step()
-                checkpoint._folder.writer.wait()
+                checkpoint._saver.wait()
     return seen
 
 
@@ -112,7 +112,7 @@ def one_after_the_other(world: World, path: Path, *, stop: int = 0, how: str = "
                         checkpoint.step()
                 else:
                     checkpoint.step()
-                    checkpoint._folder.writer.wait()
+                    checkpoint._saver.wait()
     return seen
 
 
