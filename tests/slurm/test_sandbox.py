@@ -155,6 +155,7 @@ def test_another_slurm_beside_the_systems() -> None:
 def test_a_release_that_cannot_be_fetched_is_told_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    prerequisites.install(("patchelf",), ("patchelf",))  # by apt-get, which would not come through either
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")

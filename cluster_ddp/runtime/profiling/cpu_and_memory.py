@@ -17,7 +17,7 @@ from cluster_ddp import processes
 from cluster_ddp.protocol import Env
 
 MOUNT = Path("/sys/fs/cgroup")
-_STEP = re.compile(r"^.*/job_\d+/step_[^/]+")
+_STEP = re.compile(r"^.*/(?:job_\d+|s[0-9A-Z]+)/step_[^/]+")  # from 26.05 on, a job's folder has its SLUID
 _PSS_EVERY_S = 10.0
 # Variables that all processes of a job on a node have, and no others.
 _MARKS = ("SLURM_JOB_ID", "SLURMD_NODENAME", Env.LOCAL_JOB_ID, "TORCHELASTIC_RUN_ID")

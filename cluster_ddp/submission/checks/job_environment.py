@@ -19,6 +19,7 @@ from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.waiting_notice import named_if_slow
 
 _NO_MODULES = 99
+_ANSWER = "cluster_ddp asks:"  # comes before an answer
 _TIMEOUT_S = 60
 _OURS = "cluster-ddp"
 # A folder that only has the package's name is no package: it has no origin. Modules in a package are looked for without
@@ -147,7 +148,8 @@ def ask_python(spec: JobSpec, code: str, words: Sequence[str]) -> list[str] | No
     """Run code by the job's Python. It must not import what the job imports: that would take long.
 
     Returns:
-        The lines that it prints; None if that Python can't be known, is not here, or does not answer.
+        The lines that it prints, without those of its sitecustomize; None if that Python can't be known, is not here,
+        or does not answer.
     """
     if not runs_here(spec):
         return None
@@ -159,8 +161,11 @@ def ask_python(spec: JobSpec, code: str, words: Sequence[str]) -> list[str] | No
     path = search_path(spec)
     if (program := shutil.which(python[0], path=path)) is None:
         return None  # another check says so
+    code = f"print({_ANSWER!r})\n{code}"
     done = answer(program, [program, *python[1:], "-c", code, *words], env=os.environ | {"PATH": path})
-    return done.stdout.splitlines() if done is not None and done.returncode == 0 else None
+    if done is None or done.returncode != 0 or f"{_ANSWER}\n" not in done.stdout:
+        return None
+    return done.stdout.rpartition(f"{_ANSWER}\n")[2].splitlines()
 
 
 def search_path(spec: JobSpec) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import os
+import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -29,7 +31,10 @@ try:
 except (SyntaxError, ValueError) as error:  # ValueError: it has NUL bytes (before Python 3.12)
     print(f"{type(error).__name__}: {error}")
 """
+_GETS = ("os.environ.get", "environ.get", "os.getenv", "getenv")
+_CHOICES = ast.If, ast.IfExp, ast.BoolOp, ast.Try
 # A rank's place as Slurm numbers tasks, and as torchrun numbers workers.
+_LOOKED_AT_BYTES = 1 << 16
 _PLACES = {"SLURM_PROCID": "RANK", "SLURM_LOCALID": "LOCAL_RANK"}
 
 
@@ -49,6 +54,7 @@ def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
         SpecError: the Python or the shell of the job can't read the script.
     """
     run = target(spec.command)
+    _refuse_windows_lines(spec, run, folder)
     path, is_python = _script(run, folder), run.program == "python"
     if path is None:
         return []
@@ -59,6 +65,20 @@ def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
     text = f"{name} can't be read on this machine: {said}. The job's own Python or shell may say the same."
     wrong = [Advice("syntax", text)] if said else []
     return [*wrong, *(_variables(spec, path, on_slurm) if is_python else ())]
+
+
+def _refuse_windows_lines(spec: JobSpec, run: Target, folder: Path) -> None:
+    """Refuse a script for a shell, or one with a `#!` line that the kernel reads, whose lines end as on Windows."""
+    word = run.words[0] if run.kind == "script" else program_words(spec.command)[0]
+    path = folder / word
+    if run.program == "python" or ("/" not in word and run.kind != "script") or not path.is_file():
+        return
+    with open(path, "rb") as file:
+        text = file.read(_LOOKED_AT_BYTES)
+    by_kernel = re.match(rb"#!.*\r\n", text)
+    if by_kernel or (run.program == "shell" and b"\r\n" in text):
+        found = "its lines end as on Windows, and a shell takes the carriage return for a part of each command."
+        raise SpecError(f"Running {word!r}:", found, f"sed -i 's/\\r$//' {shlex.quote(word)}")
 
 
 def _script(run: Target, folder: Path) -> Path | None:
@@ -133,7 +153,16 @@ def _used(path: Path) -> tuple[Collection[str], Collection[str]]:
         and isinstance(node.ctx, ast.Load)
         and ast.unparse(node.value) in ("os.environ", "environ")
     )
-    return named.keys(), {name for name, n in reads.items() if name.startswith("SLURM_") and named[name] == n}
+    asked = Counter(filter(None, map(_asked_with_default, nodes)))
+    chosen = {name for node in nodes if isinstance(node, _CHOICES) for name in map(_asked_with_default, ast.walk(node))}
+    needed = {name for name, n in reads.items() if named[name] == n + (0 if name in chosen else asked[name])}
+    return named.keys(), {name for name in needed if name.startswith("SLURM_")}
+
+
+def _asked_with_default(node: ast.AST) -> str:
+    """The variable of a call such as os.environ.get("NAME"); empty for any other node."""
+    is_get = isinstance(node, ast.Call) and ast.unparse(node.func) in _GETS and bool(node.args)
+    return _text(node.args[0]) if is_get else ""
 
 
 def _text(node: ast.AST) -> str:

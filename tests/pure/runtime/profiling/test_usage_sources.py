@@ -35,8 +35,9 @@ def test_version_1(tmp_path: Path) -> None:
     assert (found.cpu_s(), found.memory_bytes()) == (2.5, 5300)
 
 
-def test_version_2(tmp_path: Path) -> None:
-    step = "system.slice/slurmstepd.scope/job_12/step_0"
+@pytest.mark.parametrize("job", ["job_12", "s8VX3C2QXDH900"])
+def test_version_2(tmp_path: Path, job: str) -> None:
+    step = f"system.slice/slurmstepd.scope/{job}/step_0"
     write(tmp_path / step, cpu__stat="usage_usec 1500000\nuser_usec 1\n", memory__stat="anon 700\nfile 99\nshmem 20\n")
     found = StepCgroup(f"0::/{step}/user/task_0\n", tmp_path)
     assert (found.cpu_s(), found.memory_bytes()) == (1.5, 720)

@@ -94,7 +94,7 @@ def test_the_jobs_own_python_decides(folder: Path, tmp_path: Path) -> None:
     """A script may be for another version than ours."""
     other = tmp_path / "bin" / "python3.99"
     other.parent.mkdir()
-    other.write_text("#!/bin/sh\n[ $1 = -c ] && echo 'line 1: SyntaxError: too new'\n")
+    other.write_text("#!/bin/sh\n[ $1 = -c ] && echo 'cluster_ddp asks:' && echo 'line 1: SyntaxError: too new'\n")
     other.chmod(0o755)
     with pytest.raises(SpecError, match="line 1: SyntaxError: too new"):
         check(str(other), "good.py")
@@ -122,6 +122,8 @@ READS = {
     "from": 'from os import environ\nn = int(environ["{}"])\n',
     "get": 'import os\nn = os.environ.get("{}", "1")\n',
     "asks": 'import os\nn = os.environ["{0}"] if "{0}" in os.environ else 1\n',
+    "both": 'import os\na = os.environ.get("{0}", "1")\nb = os.environ["{0}"]\n',
+    "chooses": 'import os\nn = os.environ["{0}"] if os.environ.get("{0}") else 1\n',
     "sets": 'import os\nos.environ["{}"] = "1"\n',
     "says": '"""It takes os.environ["{0}"]."""\n# os.environ["{0}"]\n',
 }
@@ -132,6 +134,8 @@ READS = {
     [
         ("needs", "SLURM_CPUS_PER_TASK", {}, "--cpus-per-task N sets it."),
         ("from", "SLURM_CPUS_PER_TASK", {"launcher": "fork"}, "--cpus-per-task N sets it."),
+        ("both", "SLURM_CPUS_PER_TASK", {}, "--cpus-per-task N sets it."),
+        ("chooses", "SLURM_CPUS_PER_TASK", {}, None),
         ("needs", "SLURM_CPUS_PER_TASK", {"cpus_per_task": 4}, None),
         ("needs", "SLURM_CPUS_PER_TASK", {"launcher": "torchrun"}, None),
         *((read, "SLURM_CPUS_PER_TASK", {}, None) for read in ("get", "asks", "sets", "says")),
@@ -172,3 +176,37 @@ def test_under_torchrun_slurms_number_of_a_task_is_no_rank(
     with open(folder / "t.py", "a") as file:
         file.write(f'rank = os.environ.get("{torchruns}")\n')
     assert check(PYTHON, "t.py", launcher="torchrun") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "is_refused"),
+    [
+        (("bash", "windows"), "echo hi\r\n", True),
+        (("bash", "windows"), "#!/bin/bash\n\necho hi\r\n", True),
+        (("./windows",), "#!/bin/bash\r\necho hi\r\n", True),
+        (("./windows",), "#!/usr/bin/env python3\r\nprint(1)\r\n", True),
+        ((PYTHON, "windows"), "print(1)\r\n", False),  # Python reads them
+        (("bash", "windows"), "echo hi\n", False),
+        (("./windows",), "#!/bin/bash\necho hi\n", False),
+    ],
+)
+def test_lines_that_end_as_on_windows_are_refused(
+    folder: Path, command: tuple[str, ...], text: str, is_refused: bool
+) -> None:
+    """The kernel would look for an interpreter whose name ends with a carriage return, on the node."""
+    (folder / "windows").write_bytes(text.encode())
+    (folder / "windows").chmod(0o755)
+    if not is_refused:
+        assert check(*command) == []
+        return
+    with pytest.raises(SpecError, match="end as on Windows") as error:
+        check(*command)
+    assert error.value.hint.startswith(r"sed -i 's/\r$//' ")
+
+
+def test_what_a_sitecustomize_prints_is_no_error_of_the_script(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('Welcome to the cluster!')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert check(PYTHON, "good.py") == []
