@@ -128,9 +128,15 @@ def point(link: Path, target: Path) -> bool:
 def complete(folder: Path, job: JobFile, *, shared: bool) -> None:
     """Write job.json and the link, at the start of a job whose submission was killed before it could.
 
-    Of an array's task, a submission leaves job.json to it: thousands of files would take long.
+    Of an array's task, a submission leaves job.json to it: thousands of files would take long. Of a run directory that
+    `launch` was given, this job has it now.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):
+        if not os.path.lexists(folder / File.SPEC):
+            known = read(folder)
+            if known is None or known.job != job.job:
+                write(folder, job, shared=shared)
+            return
         spec = json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES))
         if "job" in spec or os.path.lexists(folder / File.JOB):  # an earlier release wrote it into spec.json
             return

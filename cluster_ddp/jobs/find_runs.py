@@ -22,8 +22,7 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
     with suppress(OSError):
         folders = [runs_dir / one.name for one in os.scandir(runs_dir) if one.is_dir(follow_symlinks=False)]
     for path in folders:
-        written = any(os.path.lexists(path / name) for name in (File.SPEC, File.RUN, File.LOCK))
-        if not (written and run_record.is_run(path)):
+        if not run_record.is_run(path):
             continue
         try:
             found.append(run_record.read(path))

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.agent import chain_file
+from cluster_ddp.agent import chain_file, job_file
+from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import read_json, why
@@ -113,15 +114,25 @@ def read(path: Path) -> RunRecord:
         raise RunDirError(asked, found, hint) from error
     ids = topology if isinstance(topology, dict) else {}
     label = job_label(*map(ids.get, ("job_id", "array_job_id", "array_task_id"))) or _owner(path).get("job")
+    if launched := _launched(path):  # on this machine, its id is none of Slurm's
+        label = "" if launched.host else launched.job
     job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
-    began_s = changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
+    began = next((path / name for name in (File.RUN, File.LOCK, File.JOB) if (path / name).exists()), path)
+    began_s = changed_s(began)
     return RunRecord(run_dir=path, job=job, name=name, runs_on="Slurm" if job else None, began_s=began_s)
+
+
+def _launched(path: Path) -> JobFile | None:
+    """The job whose `launch` was given a run directory; None if there is none, or if its file is damaged."""
+    with suppress(OSError, ValueError):
+        return job_file.read(path)
+    return None
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory: a submission made it, a training or the ranks of `launch` wrote to it."""
-    written = (File.SPEC, File.RUN, File.OUTCOME, File.TASK_LOG.format(0))
+    written = (File.SPEC, File.RUN, File.JOB, File.OUTCOME, File.TASK_LOG.format(0))
     return any(os.path.lexists(path / name) for name in written) or "process" in _owner(path)
 
 
