@@ -161,8 +161,9 @@ def _used(path: Path) -> tuple[Collection[str], Collection[str]]:
 
 def _asked_with_default(node: ast.AST) -> str:
     """The variable of a call such as os.environ.get("NAME"); empty for any other node."""
-    is_get = isinstance(node, ast.Call) and ast.unparse(node.func) in _GETS and bool(node.args)
-    return _text(node.args[0]) if is_get else ""
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in _GETS:
+        return _text(node.args[0])
+    return ""
 
 
 def _text(node: ast.AST) -> str:
