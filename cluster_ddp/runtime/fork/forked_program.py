@@ -160,10 +160,10 @@ class ForkedProgram:
         raise SpecError(asked, found, "… -- script.py ARGUMENTS, or -- -m MODULE ARGUMENTS")
 
     def prepare(self) -> None:
-        """Set sys.argv, and for a script the first entry of sys.path, as `python` would."""
+        """Set sys.argv and the first entry of sys.path, as `python` would."""
         sys.argv = ["-m" if self.is_module else self.name, *self.arguments]
-        if not self.is_module and not getattr(sys.flags, "safe_path", sys.flags.isolated):
-            sys.path[0] = str(Path(os.path.realpath(self.name)).parent)
+        if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+            sys.path[0] = str(Path.cwd() if self.is_module else Path(os.path.realpath(self.name)).parent)
 
     def run(self) -> None:
         """Run the script or module.
