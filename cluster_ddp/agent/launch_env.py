@@ -103,7 +103,7 @@ def _tasks_per_node(v: Variables, options: Options) -> int:
         shown = v.shown(*variables.JOB_TASKS[:1], *variables.JOB_NODES[:1], *variables.TASKS_PER_NODE[1:])
         found = f"its tasks are not equal on all nodes, but {on_each}: {shown}."
         raise SpecError(asked, found, "ask for them with --ntasks-per-node, or say how many: --ranks-per-node N")
-    return min(counts)
+    return max(1, min(counts))
 
 
 def run_dir(options: Options, label: str) -> Path | None:

@@ -408,6 +408,11 @@ def test_a_harmless_failure_in_files_of_others_is_named_and_ends_nothing(tmp_pat
     assert 'status 2 of: ls "/no such folder"' in err
 
 
+def test_a_site_that_exits_leaves_no_empty_log(tmp_path: Path) -> None:
+    status, _, err = run(frozen(JobSpec(name="x", command=("true",), setup=("exit 3",)), tmp_path), tmp_path)
+    assert status == 3 and "status 3 of: exit 3" in err
+
+
 def test_an_environment_that_is_not_active_ends_the_job_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "site.sh").write_text(f"{conda_in(tmp_path / 'conda', 'true')}\n")
     script = frozen(JobSpec(name="x", command=("true",), conda_env="my env"), tmp_path)
