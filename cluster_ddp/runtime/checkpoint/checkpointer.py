@@ -200,8 +200,12 @@ class Checkpointer:
     def step(self) -> None:
         """Save if a save is due, and stop if the job is told to. Call it on every rank after each optimizer step.
 
+        The state is copied now. It is written, or the job stops, once the loop asks for its next batch (the next one of
+        `until`): so a record that is logged after this call belongs to this step.
+
         Raises:
-            Stopped: the job was told to stop, and can resume. It ends the process with status 75.
+            Stopped: the job was told to stop, and can resume. It ends the process with status 75. The loop over the
+                shard raises it, too.
             CheckpointError: the job was told to stop, but no checkpoint could be saved since its start.
             RunDirError: another job, or a newer start of this one, has taken the run directory.
             SpecError: the training was finished; or other batches of the update follow (`World.accumulate`).
