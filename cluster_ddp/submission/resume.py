@@ -117,6 +117,14 @@ class Earlier:
             raise SpecError(f"Resuming {self.run_dir}:", found, f"wait until it has ended, or end it: {end_it}")
 
 
+def _may_enter(path: Path) -> bool:
+    """Whether this user may look into a folder; True if there is none."""
+    try:
+        return not path.is_dir() or os.access(path, os.X_OK)
+    except PermissionError:  # up to Python 3.13
+        return False
+
+
 def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
     """Find the run to resume.
 
@@ -129,6 +137,9 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         SpecError: it is a whole array; its tasks are resumed one by one.
     """
     path = Path(asked).expanduser()
+    if not _may_enter(path):
+        hint = "give the run directory of a job of yours"
+        raise RunDirError(f"Resuming {path}:", "you may not enter this folder, or one above it.", hint)
     if not path.is_dir():
         path = _of_job(os.fspath(asked), runs_dir)
     path = path.resolve()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.errors import printable
 from cluster_ddp.protocol import TO_RESUME, Env, File
 
 _LOG_BYTES = 100_000
@@ -36,9 +37,13 @@ def show_how_to_resume(status: int, env: Mapping[str, str]) -> None:
 
 
 def say(text: str) -> None:
-    """Write a text to the job's log. A full disk is no reason to fail, not even at the end with what is buffered."""
+    """Write a text to the job's log. A full disk is no reason to fail, not even at the end with what is buffered.
+
+    Parts of it may come from files that others can write: no control character gets through.
+    """
+    lines = "\n".join(map(printable, text.expandtabs().split("\n")))
     with contextlib.suppress(OSError):
-        os.write(_STDERR, f"{text}\n".encode(errors="replace"))
+        os.write(_STDERR, f"{lines}\n".encode(errors="replace"))
 
 
 class Logs:

@@ -143,7 +143,7 @@ class Recovery:
         for node, why in found.left_out.items():
             job_log.say(f"Left out from now on: {node}: {why.words}")
         if found.then == Then.RESTART:
-            what = Failure(now.rank, now.node, 0, now.words).text.rstrip(".")
+            what = Failure(now.rank, now.node, 0, now.words).text.rstrip(".") or "the end of srun, which gave no reason"
             where = {NO_CHECKPOINT: ", from the beginning,", "": ""}.get(now.checkpoint, f", from {now.checkpoint},")
             if found.nodes is not None and len(found.nodes.training) < len(self.nodes.training):
                 where = f", on {counted(len(found.nodes.training), 'node')}{where}"

@@ -68,3 +68,9 @@ def test_a_full_disk_is_no_reason_to_fail() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True)
     assert done.stdout == "still here\n"
+
+
+def test_no_control_character_gets_through(capfd: pytest.CaptureFixture[str]) -> None:
+    """Who may write to the run directory could change the terminal of who reads the log."""
+    job_log.say("Left out: node1: \x1b[2Jsick\n  Hint:\tdrain it")
+    assert capfd.readouterr().err == "Left out: node1: ?[2Jsick\n  Hint: drain it\n"

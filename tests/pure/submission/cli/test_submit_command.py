@@ -17,7 +17,7 @@ from strangers import STRANGER, needs_a_stranger
 import cluster_ddp
 import cluster_ddp.submit as door
 from cluster_ddp import JobSpec
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.submission import resume, run_dirs
 from cluster_ddp.submission.cli import options
 from cluster_ddp.train_options import TrainConfig
@@ -173,6 +173,20 @@ def test_what_is_submitted_has_the_price_of_its_spare_nodes(capsys, folder: Path
     assert out.startswith(
         "Submitted job 12 (true): 2 nodes x 4 GPUs, and 1 spare node of 3: its 4 GPUs wait idle. Run "
     )
+
+
+def no_entry(*_: object) -> bool:
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.parametrize(("where", "name", "answer"), [(os, "access", lambda *_: False), (Path, "is_dir", no_entry)])
+def test_a_folder_one_may_not_enter_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: object, name: str, answer: object
+) -> None:
+    """As root, all may be entered."""
+    monkeypatch.setattr(where, name, answer)
+    with pytest.raises(RunDirError, match="you may not enter this folder"):
+        resume.find(tmp_path, tmp_path)
 
 
 def test_of_several_runs_with_one_id_the_newest_is_resumed(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:

@@ -91,6 +91,11 @@ def test_a_failed_rank_starts_again_where_it_was(job: Job, capfd: pytest.Capture
     )
 
 
+def test_a_srun_that_was_killed_is_a_cause(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    assert job.recovery().after(ended(None), 3, SILENT).then == "restart"
+    assert " after the end of srun, which gave no reason" in capfd.readouterr().err
+
+
 def test_a_rank_that_has_waited_for_others_is_not_where_it_failed(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     reports, words = TaskReports("srun", 2, tasks=2), "Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer."
     reports.hear({"kind": "ended", **End(1, "n2", 1, words, waits=True)._asdict()})
