@@ -79,6 +79,9 @@ def main() -> None:
         checkpoint = cluster_ddp.Checkpointer(world, shard=stream, model=model, optimizer=optimizer, every="5steps")
         for epoch in checkpoint.epochs(EPOCHS):
             for batch in stream:
+                time.sleep(
+                    PACE_S + 600 * any(one.get("step") == checkpoint.steps for one in FAULTS)
+                )  # its save is begun
                 optimizer.zero_grad()
                 loss = (model(batch[:, :5]).squeeze(1) - batch[:, :5].sum(1)).square().mean()
                 loss.backward()
@@ -87,7 +90,6 @@ def main() -> None:
                 numbers = world.sum(*batch[:, 5:].sum(0).tolist(), loss.item())
                 world.log("train", epoch=epoch, step=checkpoint.steps + 1, numbers=numbers[0], loss=numbers[1])
                 checkpoint.step()
-                time.sleep(PACE_S + 600 * any(one.get("step") == checkpoint.steps for one in FAULTS))
         world.log("done", weights=world.weights_digest(model))
 
 

@@ -102,7 +102,7 @@ def train_beside_strangers() -> None:
             for (samples,) in shard:
                 model(samples)
                 checkpoint.step()
-                checkpoint._folder.writer.wait()
+                checkpoint._saver.wait()
             if world.rank == 0:
                 with pytest.raises(OSError, match="Too many open files"):
                     os.dup(0)

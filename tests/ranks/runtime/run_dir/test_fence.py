@@ -43,7 +43,7 @@ TRAINING = """
                 break
             world.log("train", loss=step)
             checkpoint.step()
-            checkpoint._folder.writer.wait()
+            checkpoint._saver.wait()
 """
 TAKEN = "a newer start of this job has taken the run directory: start 1. This rank is of start 0: it ends."
 
