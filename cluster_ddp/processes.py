@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _SIGSET_BYTES = 128  # of a sigset_t, in glibc and musl
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CGROUPS = Path("/sys/fs/cgroup")
-_LATE_S = 5.0
+_LATE_S, _LOOK_S = 5.0, 1.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -105,8 +104,8 @@ def is_stopped(pid: int) -> bool:
 class Suspensions:
     """Notices that this process was suspended: by scontrol suspend, gang scheduling, SIGSTOP.
 
-    The clock goes on, and others were suspended, too: who waits for them asks every second or two, and adds to each
-    deadline what was missed.
+    The clock runs meanwhile, and the other processes of the job were suspended, too. A process that waits for them asks
+    every second or two, and adds the missed time to each deadline.
     """
 
     def __init__(self) -> None:
@@ -159,23 +158,26 @@ def end_with_parent(number: int, parent: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def end_with(pid: int) -> None:
-    """Let a thread kill this process when another one ends, in whatever way (pidfd_open(2), Linux 5.3).
+def identity(pid: int) -> str:
+    """Return what names a process for others on this machine, for ever: its id, and when it was `started`."""
+    return f"{pid} {started(pid)}"
 
-    Unlike `end_with_parent`, it does not count which thread of the other process has started this one.
+
+def end_with(other: str) -> None:
+    """Let a thread kill this process within seconds when another one ends, in whatever way.
+
+    Unlike `end_with_parent`, it does not count which thread of the other process has started this one, and there may
+    be processes between them. `other` is an `identity`. Nothing is done if none of that identity can be seen from
+    here: in a container, ids may be others.
     """
+    pid, _, since = other.partition(" ")
 
     def wait() -> None:
-        ended = select.poll()
-        ended.register(descriptor, select.POLLIN)
-        ended.poll()
+        while since and started(int(pid)) == since:
+            time.sleep(_LOOK_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with contextlib.suppress(AttributeError, OSError):
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            os.kill(os.getpid(), signal.SIGKILL)
+    if started(int(pid)) == since:
         start_thread(wait, "end-with")
 
 

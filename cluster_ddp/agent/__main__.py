@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.protocol import Env
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == "spare":
             return orders.wait_as_spare(asked)
         if verb == "rank":
+            if above := os.environ.get(Env.AGENT):  # torchrun, between them, would not end
+                processes.end_with(above)
             return task.Task(asked, int(os.environ["RANK"]), os.environ).keep()
         return task.run(asked)
 

@@ -86,11 +86,6 @@ def interpreter(command: Sequence[str]) -> str:
     return program_words(command)[0] if target(command).program == "python" else "python"
 
 
-def doctor(command: Sequence[str]) -> list[str]:
-    """Return the command that examines a node by the Python of a command, in seconds."""
-    return [interpreter(command), "-m", "cluster_ddp.doctor", "--quick"]
-
-
 def interpreter_words(command: Sequence[str]) -> int:
     """Count the words of a command before its script or module: four in `env A=1 python -u train.py --lr 1`.
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp import ownership
+from cluster_ddp.errors import printable
 from cluster_ddp.protocol import Env
 
 LONGEST = 300
@@ -175,8 +176,7 @@ class Notes:
 
 def one_line(text: str) -> str:
     """Return a text in one line of at most `LONGEST` characters, without any that a terminal would obey."""
-    line = " ".join(text.split())[:LONGEST]
-    return "".join(character if character.isprintable() else "?" for character in line)
+    return printable(" ".join(text.split())[:LONGEST])
 
 
 def read_regular(path: Path, limit: int) -> bytes:

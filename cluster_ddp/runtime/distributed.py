@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from cluster_ddp import processes
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import Env
@@ -85,6 +86,8 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
     if not may_join:
         found = "it is only imported now, and at its top level it trains."
         raise SpecError("Looking at the model of a script:", found, 'train under: if __name__ == "__main__":')
+    if agent := os.environ.get(Env.AGENT):
+        processes.end_with(agent)
     stop_signals.note_early(stop_signals.WARNINGS)
     reporter = FailureReporter()
     reporter.install()

@@ -195,8 +195,7 @@ def _named_rank(pid: int) -> str | None:
     None for all other programs.
     """
     try:
-        words = {*Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")}
-        is_named = words & {b"cluster_ddp.runtime.fork", b"cluster_ddp.runtime.fork.warm_rank"}
+        is_named = b"cluster_ddp.runtime.fork" in Path(f"/proc/{pid}/cmdline").read_bytes()
         return Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("rank ") if is_named else None
     except OSError:
         return "gone"

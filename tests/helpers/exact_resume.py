@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from ranks import Outcome, job_ids, run_ranks, slurm_step
+from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.runtime.run_dir import background_writer
@@ -60,6 +61,18 @@ def _update(state: Any, value: Any) -> None:
             _update(state, one)
     else:
         state.update(f"{type(value).__name__} {value!r}".encode())
+
+
+def data(size: int = 96) -> TensorDataset:
+    """Rows of 8 numbers, and a class of three."""
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(torch.randn(size, 8, generator=generator), torch.randint(3, (size,), generator=generator))
+
+
+def net() -> torch.nn.Sequential:
+    """A small model for them, with dropout; the same weights each time."""
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 3))
 
 
 def generators() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 task              starts and keeps the command of a task
 rank_command      that command, for three launchers, and in containers
+python_module     modules that its Python runs for us, found without the working folder
 orders            what the job tells a task, and a spare node
 supervisor        the one supervisor of processes
 signals           which signals are passed on, who can take one, and those that wait for that

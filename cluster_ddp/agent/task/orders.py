@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable
 
 from cluster_ddp import processes
-from cluster_ddp.agent import command_program, launch_env
+from cluster_ddp.agent import launch_env
 from cluster_ddp.agent.channel import Client, Message
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.rank_notes import one_line
-from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task import python_module, signals
 from cluster_ddp.slurm.variables import node_name
 
 _LONGEST_WAIT_S = 3600.0
@@ -100,7 +100,7 @@ def _examined(options: Options) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_STEP")}
     try:
         done = subprocess.run(
-            command_program.doctor(options.command),
+            python_module.doctor(options.command),
             env={**env, **launch_env.ALONE},
             preexec_fn=signals.let_come,  # else the doctor could end nothing by TERM
             capture_output=True,

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.task import python_module
 from cluster_ddp.agent.task.spawn import agent
 from cluster_ddp.errors import JobError
 from cluster_ddp.protocol import Env
 
 FORWARDED = (
     *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *(Env.SECRET, Env.START, Env.RUN_DIR, Env.RESUME, Env.SHARE, Env.NOTES, Env.CHANNEL, Env.JOB_TIMES),
+    *(Env.SECRET, Env.START, Env.RUN_DIR, Env.RESUME, Env.SHARE, Env.NOTES, Env.AGENT, Env.CHANNEL, Env.JOB_TIMES),
     *(Env.LOCAL_JOB_ID, Env.CHAIN, Env.HANG_RESTART_S),
     *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.PRELOAD, Env.TRACE, Env.TRACK, Env.DUMMY_GPUS),
     *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"),
@@ -55,7 +56,7 @@ def launched(options: Options, env: Mapping[str, str]) -> tuple[list[str], dict[
     if options.launcher == "fork":
         at = command_program.interpreter_words(command)
         run_dir = env.get(Env.RUN_DIR)
-        forking = ["-m", "cluster_ddp.runtime.fork", f"--ranks={ranks}"]
+        forking = [*python_module.words(python_module.FORK, runs_program=True), f"--ranks={ranks}"]
         forking += [f"--log-dir={run_dir}"] if run_dir else []
         return [*command[:at], *forking, "--", *command[at:]], env
     if options.launcher == "torchrun":
@@ -70,7 +71,7 @@ def launched(options: Options, env: Mapping[str, str]) -> tuple[list[str], dict[
 def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """torchrun's agent of one node. Warnings pass it by: it would end its workers after them, saved or not."""
     return [
-        *(command_program.interpreter(command), "-m", "torch.distributed.run"),
+        *(command_program.interpreter(command), *python_module.words("torch.distributed.run")),
         f"--nnodes={env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_JOB_NUM_NODES', '1')}",
         f"--nproc-per-node={env['LOCAL_WORLD_SIZE']}",
         "--rdzv-backend=c10d",

@@ -22,18 +22,6 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _first_files: list[int] = []
 
 
-# Modules of ours that a job's own Python runs. With -m, modules in the working folder would come before Python's own:
-# a json.py there would end the job, and a restart could run other code than the first start.
-_OURS = {
-    "cluster_ddp.runtime.fork.warm_rank": "cluster_ddp.runtime.fork.warm_rank",
-    "cluster_ddp.runtime.fork": "cluster_ddp.runtime.fork.__main__",
-}
-_RUN = (
-    "import sys; here = sys.path[:1] == ['']; del sys.path[: int(here)]; "
-    "from {} import main; sys.path[:0] = [''] * here; main()"
-)
-
-
 def allow_many_files() -> None:
     """Let this process open many files: each task's connection is one. Commands keep the limit that it had."""
     first, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -83,7 +71,7 @@ def spawn(
 
 def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, Any]) -> int:
     """posix_spawnp(3) would look on the PATH of this process. An error that says more than "not found" counts."""
-    program, words = command[0], _without_working_folder(command)
+    program = command[0]
     error: OSError | None = None
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _first_files:  # srun gives its limits to the ranks; files that are open stay open meanwhile
@@ -91,7 +79,7 @@ def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, 
     try:
         for folder in [""] if "/" in program else os.get_exec_path(env):
             try:
-                return os.posix_spawn(f"{folder}/{program}" if folder else program, words, dict(env), **more)
+                return os.posix_spawn(f"{folder}/{program}" if folder else program, list(command), dict(env), **more)
             except (FileNotFoundError, NotADirectoryError) as found:
                 error = error or found
             except PermissionError as found:
@@ -99,16 +87,6 @@ def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, 
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
     raise error or FileNotFoundError(2, os.strerror(2), program)
-
-
-def _without_working_folder(command: Sequence[str]) -> list[str]:
-    """The words of a command, in which a module of ours is imported without the working folder."""
-    words = list(command)
-    for at, (option, name) in enumerate(zip(words, words[1:])):
-        if option == "-m" and name in _OURS:
-            words[at : at + 2] = ["-c", _RUN.format(_OURS[name])]
-            break
-    return words
 
 
 def agent() -> list[str]:

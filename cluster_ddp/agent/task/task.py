@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import command_program, launch_env, outcome, rank_notes
+from cluster_ddp.agent import launch_env, outcome, rank_notes
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.rank_notes import Notes, one_line
-from cluster_ddp.agent.task import rank_command, signals
+from cluster_ddp.agent.task import python_module, rank_command, signals
 from cluster_ddp.agent.task.no_process_group import GroupCheck
 from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
@@ -122,7 +122,8 @@ class Task:
     def _start(self) -> int:
         """Start the command, and wait for its end. Returns its exit status."""
         with rank_notes.folder() as folder:
-            return self._kept({**self._env, Env.NOTES: str(folder)}, Notes(folder))
+            own = {Env.NOTES: str(folder), Env.AGENT: processes.identity(os.getpid())}
+            return self._kept({**self._env, **own}, Notes(folder))
 
     def _kept(self, env: Mapping[str, str], notes: Notes) -> int:
         self._client.say("hello", **self._place())
@@ -183,7 +184,7 @@ class Task:
             rank = int(env.get("RANK") or env["SLURM_PROCID"])
         held = [signal.SIGTERM]  # any other waits for the ranks
         supervisor = Supervisor(notes, lambda end: self._tell(end) if end.status else None, held=held)
-        supervisor.start(rank, command_program.doctor(self._options.command), env)
+        supervisor.start(rank, python_module.doctor(self._options.command), env)
         return supervisor.keep()
 
 

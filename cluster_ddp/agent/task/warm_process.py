@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.rank_notes import one_line
-from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task import python_module, signals
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.agent.task.supervisor import say
 from cluster_ddp.errors import SpecError
@@ -48,7 +48,7 @@ class Warm:
 
     def begin(self, command: Sequence[str], env: Mapping[str, str], *, at_once: bool = False) -> None:
         """Note what the process becomes, and when it is to be started; see `look`."""
-        self._command, self._env = command, env
+        self._command, self._env = python_module.shown(command), env
         self._due = _NEVER if self._why_cold else time.monotonic() + (0.0 if at_once else AFTER_S)
 
     def look(self) -> float:
@@ -79,7 +79,8 @@ class Warm:
             self._why_cold = self._reason()
         if self.pid is not None and self._link is not None and not self._why_cold:
             more = {name: value for name, value in env.items() if self._env.get(name) != value}
-            words = command[command_program.interpreter_words(command) :]
+            words = python_module.shown(command)
+            words = words[command_program.interpreter_words(words) :]
             said = {"words": [*words], "env": more, "ignore_warnings": ignore_warnings}
             line = json.dumps(said).encode() + b"\n"
             try:
@@ -109,7 +110,12 @@ class Warm:
         with link:
             os.set_inheritable(link.fileno(), True)
             at = command_program.interpreter_words(self._command)
-            words = [*self._command[:at], "-m", MODULE, str(link.fileno()), *self._command[at:]]
+            words = [
+                *self._command[:at],
+                *python_module.words(MODULE, runs_program=True),
+                str(link.fileno()),
+                *self._command[at:],
+            ]
             with contextlib.suppress(OSError):  # such as too many processes: the next start is a cold one
                 self.pid = spawn(words, self._env, silent=True, default=signals.PASSED_ON)
 

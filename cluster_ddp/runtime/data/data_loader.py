@@ -196,7 +196,7 @@ class InitWorker:
     def __call__(self, worker: int) -> None:
         """Called in the worker."""
         if (rank := multiprocessing.parent_process()) is not None and rank.pid is not None:
-            processes.end_with(rank.pid)
+            processes.end_with(processes.identity(rank.pid))
         numbers = [*map(stop_signals.number_of, stop_signals.DEFAULT_SIGNALS)]
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)

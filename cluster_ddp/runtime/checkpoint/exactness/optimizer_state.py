@@ -30,6 +30,11 @@ def check(name: str, optimizer: Optimizer) -> None:
         raise CheckpointError("Saving a checkpoint:", found, hint)
 
 
+def parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Return its parameters, in the order of the numbers in its state."""
+    return [parameter for parameter, _ in _with_groups(optimizer)]
+
+
 def names(optimizer: Optimizer, parts: Mapping[str, Any]) -> list[str] | None:
     """Return the names of its parameters, such as "model.head.weight", in the order of the numbers in its state.
 
@@ -37,13 +42,13 @@ def names(optimizer: Optimizer, parts: Mapping[str, Any]) -> list[str] | None:
     """
     modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
     known = {id(one): f"{name}.{key}" for name, module in modules.items() for key, one in module.named_parameters()}
-    found = [known.get(id(parameter), "") for parameter, _ in _with_groups(optimizer)]
+    found = [known.get(id(parameter), "") for parameter in parameters(optimizer)]
     return found if all(found) else None
 
 
 def regroup(optimizer: Optimizer, own_names: list[str], saved: Mapping[str, Any], saved_names: list[str]) -> None:
     """Give an optimizer the parameter groups of a saved one with the same parameters; `load` brings their settings."""
-    by_name = {name: parameter for name, (parameter, _) in zip(own_names, _with_groups(optimizer))}
+    by_name = dict(zip(own_names, parameters(optimizer)))
     following = iter(saved_names)
     optimizer.param_groups[:] = [
         {**group, "params": [by_name[name] for name in islice(following, len(group["params"]))]}

@@ -1,7 +1,7 @@
 """Parts that differ between ranks: a checkpoint has rank 0's, which a resume gives to all ranks.
 
-A digest of each part is compared at each save. If a part is large, it covers a few of each tensor's elements, at each
-save others: all would take as long as to copy them. What may differ is left out: buffers, of which each rank's own are
+Each save compares a digest of each part. If a part is large, the digest covers a few elements of each tensor, others at
+each save: all of them would take as long as the copy. It leaves out what may differ: buffers, since each rank's own are
 saved, and pieces of sharded tensors.
 """
 

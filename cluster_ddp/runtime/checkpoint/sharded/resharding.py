@@ -118,7 +118,7 @@ def _check_optimizers(parts: Mapping[str, Any]) -> None:
     known = {id(parameter) for module in modules for parameter in module.parameters()}
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
-            stale = [one for one in _parameters(part) if id(one) not in known and not is_sharded(one)]
+            stale = [one for one in optimizer_state.parameters(part) if id(one) not in known and not is_sharded(one)]
             if stale:
                 found = f"{name} has parameters that no module here has."
                 hint = "make it after world.wrap(model, …), which replaces parameters; and name all trained modules"
@@ -197,15 +197,10 @@ def _sharded_here(name: str, part: Any, saved: Mapping[str, Any]) -> dict[str, t
         there = tensors_in(part.state_dict(), f"{PARTS}[{name!r}]")
         return {place: tensor for place, tensor in there if is_sharded(tensor)}
     found = {}
-    for number, parameter in enumerate(_parameters(part)):
+    for number, parameter in enumerate(optimizer_state.parameters(part)):
         state = saved["state"].get(number, {}) if is_sharded(parameter) else {}
         for key, tensor in state.items():
             if isinstance(tensor, torch.Tensor) and tensor.shape == parameter.shape:
                 place = f"{PARTS}[{name!r}]['state'][{number!r}][{key!r}]"
                 found[place] = torch.empty_like(parameter.detach(), dtype=tensor.dtype)
     return found
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Its parameters, in the order of the numbers in its state."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

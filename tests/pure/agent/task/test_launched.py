@@ -6,7 +6,7 @@ import pytest
 from stand_ins import HOSTILE
 
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.task import rank_command, spawn
+from cluster_ddp.agent.task import python_module, rank_command, spawn
 from cluster_ddp.errors import SpecError
 
 ENV = {
@@ -33,7 +33,7 @@ def test_what_forks_the_ranks_stands_before_the_script(run_dir: str) -> None:
     command, env = rank_command.launched(asked, {**ENV, "CLUSTER_DDP_RUN_DIR": run_dir})
     logs = [f"--log-dir={run_dir}"] if run_dir else []
     forking = ["-m", "cluster_ddp.runtime.fork", "--ranks=4", *logs, "--"]
-    assert command == ["env", "A=it's", PYTHON, "-u", *forking, "train.py", *HOSTILE]
+    assert python_module.shown(command) == ["env", "A=it's", PYTHON, "-u", *forking, "train.py", *HOSTILE]
     assert env["CLUSTER_DDP_CPUS_PER_TASK"] == "5"
     with pytest.raises(SpecError, match="does not run a Python script"):
         rank_command.launched(Options(command=("bash", "x.sh"), launcher="fork"), ENV)
@@ -42,7 +42,7 @@ def test_what_forks_the_ranks_stands_before_the_script(run_dir: str) -> None:
 @pytest.mark.parametrize(("program", "python"), [(PYTHON, PYTHON), ("bash", "python")])
 def test_torchruns_agent_is_run_by_the_commands_python(program: str, python: str) -> None:
     command, env = rank_command.launched(Options(command=(program, "x", *HOSTILE), launcher="torchrun"), ENV)
-    assert command[:3] == [python, "-m", "torch.distributed.run"]
+    assert python_module.shown(command)[:3] == [python, "-m", "torch.distributed.run"]
     assert {
         *("--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=node1:10071", "--rdzv-conf=is_host=0"),
         *("--rdzv-id=71.3", "--local-addr=node2", "--max-restarts=0"),

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 from listening import listening
-from slowness import scaled
-from tasks import PLACE, start
+from ranks import job_ids
+from slowness import scaled, wait_until
+from tasks import PLACE, start, started
 
+from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
+from cluster_ddp.slurm.port import candidates
 
 HOST = "node7"  # Slurm's name of the node, not the host's
 
@@ -149,3 +152,28 @@ def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path, file: str) -> 
         (folder / file).write_text("low 0\noom_kill 2\n")
     assert processes.oom_kills(tmp_path) % 2 == 0 and processes.oom_kills(tmp_path) > 0
     assert processes.oom_kills(tmp_path / "nowhere") == 0
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_ranks_end_with_their_agent_even_if_it_is_killed(tmp_path: Path, launcher: str) -> None:
+    """Without cgroups, Slurm ends the tasks of a step, and not what they have started."""
+    pids = tmp_path / "it's pids"
+    program = f"""
+import os, signal, time
+import cluster_ddp
+with cluster_ddp.distributed():
+    with open({str(pids)!r}, "a") as file:
+        print(os.getpid(), file=file)
+    time.sleep(600)
+"""
+    place = {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": str(job_ids())}
+    port = str(candidates(int(place["SLURM_JOB_ID"]))[0])
+    place["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    place |= {"LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    command = ("bash", "-c", f'"{sys.executable}" -c "$1"; true', "sh", program)  # there is a shell between them
+    with started(*command, options=(f"--launcher={launcher}",), **place) as task:
+        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        (pid,) = map(int, pids.read_text().split())
+        began = processes.started(pid)
+        task.kill()
+        wait_until(lambda: processes.started(pid) != began)

@@ -12,22 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from exact_resume import Point, equal_after_kill, records, run, succeed
+from exact_resume import Point, data, equal_after_kill, net, records, run, succeed
 from torch.optim import SGD
-from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 import cluster_ddp
 from cluster_ddp.runtime.world import World
-
-
-def data(size: int = 96) -> TensorDataset:
-    generator = torch.Generator().manual_seed(5)
-    return TensorDataset(torch.randn(size, 8, generator=generator), torch.randint(3, (size,), generator=generator))
-
-
-def net() -> torch.nn.Sequential:
-    torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 3))
 
 
 def draw_at_the_end(world: World, point: Point) -> dict[str, Any]:
@@ -87,7 +77,7 @@ def test_logafter(tmp_path: Path, kills: list[tuple[str, int]]) -> None:
 
 
 def log_after_step_and_stop(world: World, point: Point) -> dict[str, Any]:
-    """As `log_after_step`; the first start is told to stop in its sixth step, the second in its last but two."""
+    """As `log_after_step`; the first start gets a warning in step 5, the second one in step 15."""
     starts = Path(os.environ["CLUSTER_DDP_RUN_DIR"], "starts")
     number = int(starts.read_text()) if starts.exists() else 0
     world.barrier()
@@ -102,7 +92,7 @@ def log_after_step_and_stop(world: World, point: Point) -> dict[str, Any]:
 
 
 def test_logafter_stopped(tmp_path: Path) -> None:
-    """A training that is told to stop first runs the rest of the loop's body."""
+    """The rest of the loop's body runs before the training stops."""
     succeed(log_after_step, tmp_path / "undisturbed")
     for _ in range(2):
         ends = run(log_after_step_and_stop, tmp_path / "stopped")

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from exact_resume import Point, digest, equal_after_kill
+from exact_resume import Point, data, digest, equal_after_kill, net
 from torch.optim import ASGD, SGD, AdamW, NAdam, Optimizer
-from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError
@@ -79,16 +78,6 @@ TRAININGS: Mapping[str, tuple[torch.dtype, Make]] = {
     "master16": (torch.bfloat16, MasterWeights),
     "ints": (torch.float32, ManyTypes),
 }
-
-
-def data(size: int = 96) -> TensorDataset:
-    generator = torch.Generator().manual_seed(5)
-    return TensorDataset(torch.randn(size, 8, generator=generator), torch.randint(3, (size,), generator=generator))
-
-
-def net() -> torch.nn.Sequential:
-    torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 3))
 
 
 def train(world: World, point: Point, *, name: str, strategy: str) -> dict[str, Any]:
