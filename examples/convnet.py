@@ -10,6 +10,7 @@ The text that it is from has a learning rate of 1e-4 for each rank: --lr 1e-4 le
 
 import argparse
 import os
+import shlex
 import time
 from pathlib import Path
 
@@ -44,11 +45,19 @@ class ConvNet(nn.Module):
         return logits
 
 
-def load(folder: Path) -> datasets.MNIST | data.TensorDataset:
-    """MNIST to train on, if its files are in the folder; else the 1,437 small digits that come with cluster_ddp."""
-    if (folder / "MNIST").exists():
+def mnist(folder: str) -> Path:
+    """A folder that was named, if it has MNIST."""
+    if not Path(folder, "MNIST").exists():
+        fetch = f"python scripts/download_data.py --data-dir {shlex.quote(folder)}"
+        raise argparse.ArgumentTypeError(f"there is no MNIST in {folder}. Hint: on a login node: {fetch}")
+    return Path(folder)
+
+
+def load(folder: Path | None) -> datasets.MNIST | data.TensorDataset:
+    """MNIST in a folder to train on; without one, the 1,437 small digits that come with cluster_ddp."""
+    if folder is not None:
         return datasets.MNIST(folder, transform=transforms.ToTensor())
-    digits, _ = mnist_data.load("digits", folder)
+    digits, _ = mnist_data.load("digits", Path())
     return data.TensorDataset(*digits.batch(torch.arange(len(digits))))
 
 
@@ -67,6 +76,7 @@ def by_hand(options: argparse.Namespace) -> None:
 def train(options: argparse.Namespace) -> None:
     """Train, and print loss and accuracy of all ranks every `log_interval` steps."""
     with cluster_ddp.distributed() as world:
+        world.print("Data:", options.data_dir or "the 1,437 digits of cluster_ddp, not MNIST")
         torch.manual_seed(0)  # before the model: the same weights on all ranks
         model = world.wrap(ConvNet(), sync_batchnorm=True)
         # A global batch of world_size times as many samples: as much more learning rate.
@@ -98,14 +108,15 @@ def main() -> None:
     """Parse the options and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, help="number of this rank, if you start the ranks by hand")
-    parser.add_argument("--world-size", type=int, default=1, help="number of ranks, if you start them by hand")
-    parser.add_argument("--master-addr", default="127.0.0.1", help="host of rank 0")
-    parser.add_argument("--master-port", type=int, default=8889, help="port on that host")
+    parser.add_argument("--world-size", "--world_size", type=int, default=1, help="number of ranks, if started by hand")
+    parser.add_argument("--master-addr", "--master_addr", default="127.0.0.1", help="host of rank 0")
+    parser.add_argument("--master-port", "--master_port", type=int, default=8889, help="port on that host")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=100, help="samples per rank and step")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of one rank (default: 0.01)")
     parser.add_argument("--log-interval", type=int, default=100, help="steps between two log lines")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with MNIST (default: data)")
+    here = Path("data") if Path("data/MNIST").exists() else None
+    parser.add_argument("--data-dir", type=mnist, default=here, help="folder with MNIST (default: data, if there)")
     options = parser.parse_args()
     if options.rank is not None:
         by_hand(options)

@@ -5,6 +5,7 @@ cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/ddp_from_scrat
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,23 +13,24 @@ import torch.nn.functional as F
 from torch import nn
 
 import cluster_ddp
+from cluster_ddp.mnist import data as mnist_data
 
 BATCH_SIZE, STEPS = 32, 20
 
 
 def network() -> nn.Module:
-    """A small one, for 64 numbers and ten classes."""
-    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    """A small one, for images of 28 x 28 pixels and ten classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def partition(world: cluster_ddp.World) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """This rank's batches: every world_size-th sample of an order that all ranks draw alike."""
-    generator = torch.Generator().manual_seed(1)
-    images, labels = torch.randn(4096, 64, generator=generator), torch.randint(10, (4096,), generator=generator)
-    order = torch.randperm(len(labels), generator=generator)
+    digits, _ = mnist_data.load("digits", Path())  # 1,437 small images, which come with cluster_ddp
+    order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(1))
     mine = order[world.rank :: world.world_size]
     for indices in mine.split(BATCH_SIZE)[:STEPS]:
-        yield images[indices].to(world.device), labels[indices].to(world.device)
+        images, labels = digits.batch(indices)
+        yield images.to(world.device), labels.to(world.device)
 
 
 def average_gradients(model: nn.Module) -> None:

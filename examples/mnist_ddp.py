@@ -13,6 +13,7 @@ none: a stopped job loses its work               Checkpointer: epochs(), step()
 """
 
 import argparse
+import shlex
 from pathlib import Path
 
 import torch
@@ -40,12 +41,20 @@ class Net(nn.Module):
         return result
 
 
-def load(folder: Path, train: bool) -> datasets.MNIST | data.TensorDataset:
-    """MNIST, if its files are in the folder; else the 1,797 small digits that come with cluster_ddp."""
-    if (folder / "MNIST").exists():
+def mnist(folder: str) -> Path:
+    """A folder that was named, if it has MNIST."""
+    if not Path(folder, "MNIST").exists():
+        fetch = f"python scripts/download_data.py --data-dir {shlex.quote(folder)}"
+        raise argparse.ArgumentTypeError(f"there is no MNIST in {folder}. Hint: on a login node: {fetch}")
+    return Path(folder)
+
+
+def load(folder: Path | None, train: bool) -> datasets.MNIST | data.TensorDataset:
+    """MNIST in a folder; without one, the 1,797 small digits that come with cluster_ddp."""
+    if folder is not None:
         normalise = transforms.Compose([transforms.ToTensor(), transforms.Normalize(0.1307, 0.3081)])
         return datasets.MNIST(folder, train, transform=normalise)
-    digits = mnist_data.load("digits", folder)[0 if train else 1]
+    digits = mnist_data.load("digits", Path())[0 if train else 1]
     return data.TensorDataset(*digits.batch(torch.arange(len(digits))))
 
 
@@ -58,11 +67,13 @@ parser.add_argument("--gamma", type=float, default=0.7, help="factor of the lear
 parser.add_argument("--dropout", type=float, default=0.5, help="share of the last layer's inputs (default: 0.5)")
 parser.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
 parser.add_argument("--log-interval", type=int, default=10, help="steps between two lines of the log (default: 10)")
-parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with MNIST (default: data)")
+HERE = Path("data") if Path("data/MNIST").exists() else None
+parser.add_argument("--data-dir", type=mnist, default=HERE, help="folder with MNIST (default: data, if it is there)")
 
 
 def train(options: argparse.Namespace, world: cluster_ddp.World) -> None:
     """Train, and test after each epoch."""
+    world.print("Data:", options.data_dir or "the 1,797 digits of cluster_ddp, not MNIST")
     torch.manual_seed(options.seed)
     model = world.wrap(Net(options.dropout))
     world.seed_rank(options.seed)
@@ -100,5 +111,6 @@ def test(world: cluster_ddp.World, model: nn.Module, shard: cluster_ddp.Shard) -
     world.print(f"Test set: Average loss: {loss / seen:.4f}, Accuracy: {correct:.0f}/{seen:.0f} ({correct / seen:.2%})")
 
 
+options = parser.parse_args()
 with cluster_ddp.distributed() as world:
-    train(parser.parse_args(), world)
+    train(options, world)

@@ -8,6 +8,7 @@ WORLD_SIZE=4 RANK=0 python examples/mnist_ddp_plain.py --epochs 1         by han
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 import torch
@@ -35,6 +36,14 @@ class Net(nn.Module):
         return result
 
 
+def mnist(folder: str) -> Path:
+    """A folder that was named, if it has MNIST."""
+    if not Path(folder, "MNIST").exists():
+        fetch = f"python scripts/download_data.py --data-dir {shlex.quote(folder)}"
+        raise argparse.ArgumentTypeError(f"there is no MNIST in {folder}. Hint: on a login node: {fetch}")
+    return Path(folder)
+
+
 def load(folder: Path, train: bool) -> datasets.MNIST:
     """MNIST. Download it before the job, on a login node: compute nodes have no internet."""
     normalise = transforms.Compose([transforms.ToTensor(), transforms.Normalize(0.1307, 0.3081)])
@@ -53,7 +62,7 @@ parser.add_argument("--dry-run", action="store_true", help="one step, to see tha
 parser.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
 parser.add_argument("--log-interval", type=int, default=10, help="steps between two lines of the log (default: 10)")
 parser.add_argument("--save-model", action="store_true", help="save the weights as mnist_cnn.pt")
-parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with MNIST (default: data)")
+parser.add_argument("--data-dir", type=mnist, default="data", help="folder with MNIST (default: data)")
 
 
 def place() -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ python examples/mnist_single.py --epochs 1
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 import torch
@@ -29,14 +30,22 @@ class Net(nn.Module):
         return result
 
 
-def load(folder: Path, train: bool) -> datasets.MNIST | data.TensorDataset:
-    """MNIST, if its files are in the folder; else the 1,797 small digits that come with cluster_ddp."""
-    if (folder / "MNIST").exists():
+def mnist(folder: str) -> Path:
+    """A folder that was named, if it has MNIST."""
+    if not Path(folder, "MNIST").exists():
+        fetch = f"python scripts/download_data.py --data-dir {shlex.quote(folder)}"
+        raise argparse.ArgumentTypeError(f"there is no MNIST in {folder}. Hint: on a login node: {fetch}")
+    return Path(folder)
+
+
+def load(folder: Path | None, train: bool) -> datasets.MNIST | data.TensorDataset:
+    """MNIST in a folder; without one, the 1,797 small digits that come with cluster_ddp."""
+    if folder is not None:
         normalise = transforms.Compose([transforms.ToTensor(), transforms.Normalize(0.1307, 0.3081)])
         return datasets.MNIST(folder, train, transform=normalise)
     from cluster_ddp.mnist import data as mnist_data
 
-    digits = mnist_data.load("digits", folder)[0 if train else 1]
+    digits = mnist_data.load("digits", Path())[0 if train else 1]
     return data.TensorDataset(*digits.batch(torch.arange(len(digits))))
 
 
@@ -52,11 +61,13 @@ parser.add_argument("--dry-run", action="store_true", help="one step, to see tha
 parser.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
 parser.add_argument("--log-interval", type=int, default=10, help="steps between two lines of the log (default: 10)")
 parser.add_argument("--save-model", action="store_true", help="save the weights as mnist_cnn.pt")
-parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with MNIST (default: data)")
+HERE = Path("data") if Path("data/MNIST").exists() else None
+parser.add_argument("--data-dir", type=mnist, default=HERE, help="folder with MNIST (default: data, if it is there)")
 
 
 def train(options: argparse.Namespace, device: torch.device) -> None:
     """Train, and test after each epoch."""
+    print("Data:", options.data_dir or "the 1,797 digits of cluster_ddp, not MNIST")
     torch.manual_seed(options.seed)
     model = Net(options.dropout).to(device)
     optimizer = torch.optim.Adadelta(model.parameters(), lr=options.lr)

@@ -28,11 +28,14 @@ def main(data_dir: str = "data") -> None:
         model = world.wrap(resnet18(num_classes=10))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)
-        for _ in checkpoint.epochs(2):
+        for epoch in checkpoint.epochs(2):
             for images, labels in shard:
                 optimizer.zero_grad()
-                F.cross_entropy(model(images), labels).backward()
+                loss = F.cross_entropy(model(images), labels)
+                loss.backward()
                 optimizer.step()
+                if shard.step % 100 == 0:
+                    world.print(f"epoch {epoch + 1}, step {shard.step}/{len(shard)}: loss {loss.item():.4f}")
                 checkpoint.step()
 
         model.eval()

@@ -31,10 +31,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 JOB_ID = job_ids()
 LINES = {
-    **{"mnist_single.py": 105, "mnist_ddp_plain.py": 145, "mnist_ddp.py": 105},
+    **{"mnist_ddp_plain.py": 150, "convnet.py": 130},
     **{"gpt_fsdp.py": 150, "webdataset_stream.py": 130},
 }
-DIGITS = ("--data-dir", os.devnull)  # where there is no MNIST
 
 
 def run_example(script: Path, arguments: tuple[str, ...], stop_at: int | None, workers: int | None = None) -> None:
@@ -62,6 +61,7 @@ def run_example(script: Path, arguments: tuple[str, ...], stop_at: int | None, w
             return shard(self, *args, **{**options, "num_workers": workers})
 
         cluster_ddp.World.shard = with_workers  # type: ignore[method-assign]
+    os.chdir(Path(os.environ["CLUSTER_DDP_RUN_DIR"]).parent)  # there is no MNIST
     multiprocessing.set_start_method("fork", force=True)  # as for a script; the forkserver's children would use that
     sys.argv = [script.name, *arguments]
     sys.path.insert(0, str(EXAMPLES))
@@ -105,8 +105,8 @@ def test_it_does_what_it_says(tmp_path: Path, name: str, words: str, ranks: int)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("mnist_ddp.py", ("--epochs", "4", *DIGITS)),
-        ("convnet.py", ("--epochs", "6", "--log-interval", "5", *DIGITS)),
+        ("mnist_ddp.py", ("--epochs", "4")),
+        ("convnet.py", ("--epochs", "6", "--log-interval", "5")),
         ("two_device_model.py", ()),
     ],
 )
@@ -158,9 +158,9 @@ RESNET_OF_TWO = ("--samples", "32", *RESNET[2:])  # eight: two ranks may agree o
 @pytest.mark.parametrize(
     ("name", "arguments", "form", "workers", "ranks"),
     [
-        ("mnist_ddp.py", ("--epochs", "1", *DIGITS), "function", 2, 1),
-        ("mnist_ddp.py", ("--epochs", "3", *DIGITS), "function", 2, 2),
-        ("convnet.py", ("--epochs", "3", "--log-interval", "4", *DIGITS), "top level", 2, 2),
+        ("mnist_ddp.py", ("--epochs", "1"), "function", 2, 1),
+        ("mnist_ddp.py", ("--epochs", "3"), "function", 2, 2),
+        ("convnet.py", ("--epochs", "3", "--log-interval", "4"), "top level", 2, 2),
         ("char_lm.py", ("--epochs", "2"), "function", 0, 1),
         ("char_lm.py", ("--epochs", "3"), "top level", 2, 2),
         ("resnet_cifar.py", RESNET_OF_TWO, "top level", 2, 2),
@@ -283,9 +283,28 @@ def test_a_whole_training_learns_as_the_plain_one_does_from_which_it_is_ported(t
     assert last[0] == pytest.approx(last[1], rel=0.1)  # the batches come in another order
 
 
+@pytest.mark.parametrize("name", ["mnist_single.py", "mnist_ddp.py", "mnist_ddp_plain.py", "convnet.py"])
+def test_a_folder_that_was_named_is_used_or_it_is_an_error(tmp_path: Path, name: str) -> None:
+    """The digits are for those who have named none: the first line says so."""
+    command, env = [sys.executable, str(EXAMPLES / name), "--epochs", "1"], {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = functools.partial(
+        subprocess.run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(200)
+    )
+    missing = tmp_path / "it's here"
+    done = start([*command, "--data-dir", str(missing)])
+    assert done.returncode == 2 and not done.stdout
+    assert f"there is no MNIST in {missing}. Hint: on a login node: python scripts/download_data.py" in done.stderr
+    assert "Traceback" not in done.stderr
+    if name == "mnist_ddp_plain.py":
+        return
+    assert start(command).stdout.startswith("Data: the 1,437" if name == "convnet.py" else "Data: the 1,797")
+    write_small_mnist(missing)
+    assert start([*command, "--data-dir", str(missing)]).stdout.startswith(f"Data: {missing}\n")
+
+
 def test_ranks_that_are_started_by_hand(tmp_path: Path) -> None:
     port = str(20_000 + os.getpid() % 10_000)
-    common = ("--world-size", "2", "--master-port", port, "--epochs", "1", *DIGITS)
+    common = ("--world-size", "2", "--master-port", port, "--epochs", "1")
     environments = [{"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run"), "NUMBER": str(rank)} for rank in (0, 1)]
     ends = run_ranks(functools.partial(by_hand, common), environments, tmp_path)
     assert [end.exit_code for end in ends] == [0, 0], ends
