@@ -127,28 +127,32 @@ class Job:
         return status
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait until the job has ended, and return its result.
+        """Wait until the job has ended, and return its result on rank 0. Arguments and errors are as for `results`."""
+        return self.results(timeout_s)[0]
+
+    def results(self, timeout_s: float | None = None) -> list[Any]:
+        """Wait until the job has ended, and return the results of all ranks, in their order.
 
         Args:
             timeout_s: seconds to wait at most; None for no limit.
 
         Returns:
-            What the function returned on rank 0. For a command, its exit status, which is 0.
+            What the function returned on each rank of the last start. For a command, one exit status, which is 0.
 
         Raises:
-            JobError: it failed, or has not ended after `timeout_s`. The error has a function's traceback, or the last
-                lines of the logs.
-            RunDirError: others could have written the result file. It is a pickle: loading it would run code as you.
+            JobError: it failed, or has not ended after `timeout_s`, or a rank has left no result. The error has a
+                function's traceback, or the last lines of the logs.
+            RunDirError: others could have written a result file. It is a pickle: loading it would run code as you.
             SlurmError: as for `status`.
         """
         status = self.wait(timeout_s)
         label = str(status.job_id) if status.link else self.id
         if self.is_function and (status.state == "COMPLETED" or submitit_task.has_results(self.run_dir, label)):
-            return submitit_task.result(self.run_dir, label, self.tasks)
+            return submitit_task.results(self.run_dir, label, self.tasks)
         if status.state != "COMPLETED":
             found = f"it ended as {status.state} with exit status {status.exit_code}.\n{self._last_words()}"
             raise JobError(f"The result of job {self.id}:", found, f"read its logs in {self.run_dir}")
-        return 0
+        return [0]
 
     def cancel(self) -> None:
         """Cancel the job. Raises SlurmError if scancel fails."""

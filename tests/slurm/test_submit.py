@@ -294,6 +294,7 @@ def test_a_function_gets_the_world(cluster_env: Path) -> None:
     spec = JobSpec(name="f", nodes=2, gpus_per_node=1, grid={"seed": ("5", "it's")})
     jobs = cluster_ddp.submit_array(spec, train, check=False)
     assert [job.result(timeout_s=scaled(600)) for job in jobs] == [(1.0, "5", 2), (1.0, "it's", 2)]
+    assert jobs[0].results() == [(1.0, "5", 2)] * 2
     assert jobs[1].state() == "COMPLETED"
     assert jobs[1].run_dir == (cluster_env / "runs" / f"f-{jobs[1].id}").resolve()
 
@@ -313,7 +314,8 @@ def test_the_reference_job_trained(slurm: Cluster, long_ones: dict[str, Path]) -
     place.completed(run_dir)
     lines = records(run_dir)
     accuracy = [line["accuracy"] for line in lines if line["kind"] == "test"][-1]
-    result = submitit_task.result(run_dir, run_dir.name.removeprefix("mnist-"), tasks=4)
+    result, *others = submitit_task.results(run_dir, run_dir.name.removeprefix("mnist-"), tasks=4)
+    assert others == [result] * 3
     assert (result.accuracy, result.run_dir) == (accuracy, run_dir.resolve())
     assert accuracy > 0.9
     config = json.loads((run_dir / "run.json").read_text())

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster_ddp.errors import JobError, SpecError
 from cluster_ddp.ownership import refuse_others
@@ -72,30 +72,44 @@ def has_results(folder: Path, label: str) -> bool:
     return any(folder.glob(f"{label}_*_result.pkl"))
 
 
-def result(folder: Path, label: str, tasks: int) -> Any:
-    """Return what the pickled function returned on rank 0.
+def results(folder: Path, label: str, tasks: int) -> list[Any]:
+    """Return what the pickled function returned on each rank of the last start, in the order of ranks.
 
     Args:
         folder: the run directory.
         label: the job's id, as squeue shows it.
-        tasks: number of tasks.
+        tasks: number of tasks; of a range of nodes, the largest.
 
     Raises:
-        JobError: the function raised on some rank (the error has the first traceback), or rank 0 wrote no result.
+        JobError: the function raised on some rank (the error has the first traceback), or a rank wrote no result.
         RunDirError: others could have written a result file.
     """
-    asked = f"The result of job {label}:"
-    left = [path for rank in range(tasks) if (path := folder / f"{label}_{rank}_result.pkl").exists()]
-    for path in sorted(left, key=lambda path: path.stat().st_mtime):
-        refuse_others(path)
-        outcome, value = pickle.loads(path.read_bytes())
+    asked, hint = f"The result of job {label}:", f"read its logs in {folder}"
+    paths = [folder / f"{label}_{rank}_result.pkl" for rank in range(tasks)]
+    for path in paths:
+        if path.exists():
+            refuse_others(path)
+    found = {rank: pickle.loads(path.read_bytes()) for rank, path in enumerate(paths) if path.exists()}
+    outcome, value = found.get(0, ("", None))
+    if outcome == "success":  # the last start may have had fewer ranks
+        found = {rank: one for rank, one in found.items() if rank < value.ranks}
+    for rank in sorted(found, key=lambda rank: paths[rank].stat().st_mtime):
+        outcome, value = found[rank]
         if outcome == "error":
-            rank = path.name.split("_")[-2]
-            raise JobError(asked, f"rank {rank} failed.\n{str(value).strip()}", f"read its logs in {folder}")
-    path = folder / f"{label}_0_result.pkl"
-    if path not in left:
-        raise JobError(asked, "rank 0 ended without a result.", f"read its logs in {folder}")
-    return pickle.loads(path.read_bytes())[1]
+            raise JobError(asked, f"rank {rank} failed.\n{str(value).strip()}", hint)
+    for rank in range(found[0][1].ranks if 0 in found else 1):
+        if rank not in found:
+            raise JobError(asked, f"rank {rank} ended without a result.", hint)
+    return [found[rank][1].value for rank in sorted(found)]
+
+
+class Result(NamedTuple):
+    """What a rank leaves for `results`."""
+
+    value: Any
+    """What the function returned."""
+    ranks: int
+    """Number of ranks of that start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +118,11 @@ class Task:
 
     function: Callable[[], Any]
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Result:
         """Call the function with our handling of signals. The umask then keeps others from writing its result."""
         signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR1))  # noted since the import of this package
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
-            return self.function()
+            return Result(self.function(), int(os.environ["WORLD_SIZE"]))
         finally:
             os.umask(os.umask(0o777) | 0o022)

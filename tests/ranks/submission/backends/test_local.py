@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -52,6 +53,23 @@ def test_a_result_that_others_could_have_written_is_not_loaded() -> None:
         os.chown(result, 12345, -1)
         with pytest.raises(RunDirError, match="belongs to user 12345"):
             job.result(timeout_s=60)
+
+
+def test_the_results_of_all_ranks_of_the_last_start() -> None:
+    def train() -> str:
+        return f"done on {os.environ['RANK']}"
+
+    job = submit(function=train)
+    assert job.results(timeout_s=60) == ["done on 0", "done on 1"]
+    first, second = sorted(job.run_dir.glob("*_result.pkl"))
+    (job.run_dir / second.name.replace("_1_", "_2_")).write_bytes(pickle.dumps(("error", "of an earlier start")))
+    assert replace(job, tasks=3).results() == ["done on 0", "done on 1"]
+    second.unlink()
+    with pytest.raises(JobError, match="rank 1 ended without a result"):
+        job.results()
+    first.unlink()
+    with pytest.raises(JobError, match="rank 0 ended without a result"):
+        job.result()
 
 
 def test_a_function_resumes_from_its_pickle() -> None:
