@@ -25,7 +25,7 @@ PROGRAM = "cluster-ddp cancel"
 def parser() -> Parser:
     """The command line."""
     top = jobs_parser(PROGRAM, __doc__)
-    top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
+    top.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run directories")
     return top
 
 
@@ -35,6 +35,11 @@ def main(argv: Sequence[str]) -> int:
         arguments = parser().parse_args(argv)
         if (elsewhere := run_there("cancel", argv)) is not None:
             return elsewhere
+        if not arguments.jobs:
+            asked, run = "Cancelling a job:", find_runs.newest("Cancelling a job:", arguments.runs_dir)
+            label = run.job_id or str(run.run_dir)
+            found = f"no job is named. The newest run is job {label} ({run.name})."
+            raise JobError(asked, printable(found), f"{PROGRAM} {shlex.quote(label)}")
         for word in arguments.jobs:
             print(_cancel(word, arguments.runs_dir))
     return 0

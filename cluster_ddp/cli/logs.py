@@ -1,6 +1,7 @@
 """`cluster-ddp logs JOB`: what a job has printed: rank 0 and its batch script, another rank, or all tasks.
 
-JOB is a job id (12, or 12_3 for an array task) or a run directory. What failed first comes last.
+JOB is a job id (12, or 12_3 for an array task) or a run directory; without JOB, the newest run. What failed first comes
+last.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 def parser() -> Parser:
     """The command line."""
     top = jobs_parser(PROGRAM, __doc__)
-    top.add_argument("job", metavar="JOB", help="job id or run directory")
+    top.add_argument("job", nargs="?", metavar="JOB", help="job id or run directory (default: the newest run)")
     top.add_argument("-f", "--follow", action="store_true", help="follow the job to its end, and exit with its status")
     raw = "print the logs as they are: colours, and whatever else they do to a terminal"
     top.add_argument("--raw", action="store_true", help=raw)
@@ -45,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
         arguments = parser().parse_args(argv)
         if (elsewhere := run_there("logs", argv)) is not None:
             return elsewhere
-        job = of_run(_record(arguments.job, arguments.runs_dir), to_read=not arguments.follow)
+        words = [arguments.job] if arguments.job else []
+        (word,) = find_runs.named_or_newest(words, "Reading the logs of a job:", arguments.runs_dir)
+        job = of_run(_record(word, arguments.runs_dir), to_read=not arguments.follow)
         names, fit = _names(job, arguments), str if arguments.raw else printable_line
         if arguments.follow:
             if_left = f"job {job.id} continues. To end it: cluster-ddp cancel {job.id}"

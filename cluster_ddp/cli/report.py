@@ -1,6 +1,7 @@
 """`cluster-ddp report JOB`: what became of a run: state, time, how CPUs, memory and GPUs were used, and what to change.
 
-JOB is a job id (12, or 12_3 for an array task) or a run directory. Of an array, it is a table of its tasks, best first.
+JOB is a job id (12, or 12_3 for an array task) or a run directory; without JOB, the newest run. Of an array, it is a
+table of its tasks, best first.
 Of a folder of runs (`cluster-ddp report runs/ --since 2026-11-01`), it is what each has cost, and the sums.
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
-from cluster_ddp.jobs import run_record
+from cluster_ddp.jobs import find_runs, run_record
 from cluster_ddp.jobs.report import array_tasks, cost, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import Report, report
@@ -28,7 +29,8 @@ PROGRAM = "cluster-ddp report"
 def parser() -> Parser:
     """The command line."""
     top = jobs_parser(PROGRAM, __doc__)
-    top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories; or one folder of runs")
+    which = "job ids or run directories; or one folder of runs (default: the newest run)"
+    top.add_argument("jobs", nargs="*", metavar="JOB", help=which)
     regex = r"regular expression for what rank 0 prints: a group for each figure, such as 'loss (?P<loss>\S+)'"
     top.add_argument("--metric", metavar="REGEX", help=regex)
     since = "with one folder of runs: those submitted on this day and later, such as 2026-11-01"
@@ -50,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
             raise SpecError(f"Writing {arguments.html} of runs on {arguments.on}:", found_there, hint)
         if (elsewhere := run_there("report", argv)) is not None:
             return elsewhere
+        arguments.jobs = find_runs.named_or_newest(arguments.jobs, "Reporting a run:", arguments.runs_dir)
         if (folder := _folder(arguments)) is not None:
             runs = cost.of_folder(folder, arguments.since)
             print(to_json(cost.as_json(runs), default=str, indent=2) if arguments.json else cost.as_text(runs))

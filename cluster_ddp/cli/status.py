@@ -1,6 +1,7 @@
 """`cluster-ddp status [JOB …]`: state and progress of jobs and trainings, in one table.
 
-JOB is a job id (12, 12_3; an array's id means its tasks) or a run directory. Without JOB, all runs in runs/ are shown.
+JOB is a job id (12, 12_3; an array's id means its tasks) or a run directory. Without JOB, all runs in runs/ are shown;
+with --watch, the newest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from cluster_ddp.agent.chain_file import in_words
 from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import aligned, counted, exit_on_error, printable
+from cluster_ddp.jobs import find_runs
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.protocol import ENDS
@@ -46,7 +48,7 @@ def parser() -> Parser:
     top.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run directories (default: all)")
     form = top.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
-    watch = f"show the table every {_WATCH_S:g} s until all jobs have ended"
+    watch = f"show the table every {_WATCH_S:g} s until all jobs, or else the newest one, have ended"
     form.add_argument("--watch", action="store_true", help=watch)
     return top
 
@@ -72,9 +74,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _watch(arguments: argparse.Namespace) -> int:
     """Show the table again and again: in the same place on a terminal, below each other in a file."""
+    words = find_runs.named_or_newest(arguments.jobs, "Watching a job:", arguments.runs_dir)
     try:
         while True:
-            found = run_statuses(arguments.runs_dir, arguments.jobs)
+            found = run_statuses(arguments.runs_dir, words)
             if sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
             _show(found, arguments.runs_dir)

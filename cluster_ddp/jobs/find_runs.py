@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cluster_ddp.errors import JobError, RunDirError, SlurmError
+from cluster_ddp.errors import JobError, RunDirError, SlurmError, printable
 from cluster_ddp.jobs import run_record
 from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.protocol import ASIDE, File
@@ -73,6 +74,31 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
         found = f"{len(unended)} jobs that have not ended have this id, those of {folders}."
         raise JobError(f"Job {word}:", found, f"name the run directory instead: {unended[-1][0].run_dir}")
     return (unended or list(jobs.values()))[-1]
+
+
+def newest(asked: str, runs_dir: Path) -> RunRecord:
+    """Return the run that was submitted last, which is meant if no job is named; of an array, its last task.
+
+    Args:
+        asked: what it is for, for the error.
+        runs_dir: folder of the run directories.
+
+    Raises:
+        JobError: there is no run.
+    """
+    if not (runs := in_folder(runs_dir)):
+        hint = "name a job or a run directory; look in another folder with --runs-dir PATH"
+        raise JobError(asked, f"no job is named, and there is no run in {runs_dir}.", hint)
+    return runs[-1]
+
+
+def named_or_newest(words: Sequence[str], asked: str, runs_dir: Path) -> list[str]:
+    """Return the words that name jobs; if there are none, the path of the `newest` run, or of its array. It is said."""
+    if words:
+        return list(words)
+    run = newest(asked, runs_dir)
+    print(printable(f"The newest run is job {run.job_id or run.name} ({run.name})."), file=sys.stderr)
+    return [str(run.run_dir.parent / run.whole_name)]
 
 
 def resumed(label: str, runs_dir: Path) -> RunRecord | None:

@@ -361,3 +361,32 @@ def test_an_autopsy_does_nothing_to_the_terminal(capsys, tmp_path: Path) -> None
     with pytest.raises(SystemExit):
         doctor.main(["--autopsy", str(tmp_path / HOSTILE)])
     assert all(line.isprintable() for line in capsys.readouterr().err.splitlines())
+
+
+def test_without_a_job_the_newest_run_is_meant_but_not_by_cancel(capsys, fake_slurm: FakeSlurm) -> None:
+    """Which it is stands on stderr."""
+    for verb in (logs, report, cancel):
+        assert "no job is named, and there is no run in runs." in refused(capsys, verb.main)
+    assert "no job is named, and there is no run in runs." in refused(capsys, status.main, "--watch")
+    (older,) = submit()
+    printed(older, job="older\n")
+    fake_slurm.command("sbatch", "echo 13")
+    (newer,) = submit()
+    printed(newer, job="newer\n")
+    slurm_says(fake_slurm, "COMPLETED")
+    fake_slurm.command("squeue", "exit 1")
+    for verb, argv in ((logs, []), (report, []), (status, ["--watch"])):
+        assert verb.main(argv) == 0
+        found = capsys.readouterr()
+        assert "13" in found.out or "newer" in found.out
+        assert "older" not in found.out and found.err == "The newest run is job 13 (fit).\n"
+    said = refused(capsys, cancel.main)
+    assert "no job is named. The newest run is job 13 (fit)." in said and "Hint: cluster-ddp cancel 13" in said
+
+
+def test_the_newest_run_may_be_an_array(capsys, fake_slurm: FakeSlurm) -> None:
+    submit(array="0-1")
+    slurm_says(fake_slurm, "COMPLETED", tasks=(0, 1))
+    assert "it is an array with 2 tasks, 12_0 to 12_1." in refused(capsys, logs.main)
+    assert report.main([]) == 0
+    assert "12_1" in capsys.readouterr().out
