@@ -447,3 +447,20 @@ def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
         command=spec.command, ranks=2, run_dir=str(run_dir), code=f"{run_dir}/code/a b", time_limit_s=120, **same
     )
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("setup", [True, False])
+def test_a_warning_from_before_the_ranks_does_not_end_the_script(tmp_path: Path, setup: bool) -> None:
+    """bash would die of it, with an empty log."""
+    begun, goes_on = tmp_path / "begun", tmp_path / "goes on"
+    lines = (f"touch {shlex.quote(str(begun))}", f"until [[ -e {shlex.quote(str(goes_on))} ]]; do sleep 0.05; done")
+    spec = JobSpec(name="x", command=("true",), setup=lines if setup else ())
+    text = frozen(spec, tmp_path)
+    if not setup:
+        text = text.replace("agent=", "\n".join((*lines, "agent=")), 1)
+    process = start(text, tmp_path)
+    wait_until(begun.exists)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(number)
+    goes_on.touch()
+    assert process.wait(timeout=scaled(60)) == 7, process.communicate()

@@ -515,7 +515,6 @@ UNKNOWN_WORDS: list[tuple[str, str, str]] = [
     ("status --runs x", "there is no option --runs. Did you mean --runs-dir?", "--runs-dir x"),
     ("status --json --watch", "--watch not allowed with argument --json.", ""),
     ("status --json=1", "--json ignored explicit argument '1'.", ""),
-    ("logs", "the following arguments are required: JOB.", ""),
     ("logs 12 --rank one", "--rank is a whole number, not 'one'.", ""),
     ("logs 12 --rank", "--rank expected one argument.", ""),
     ("logs 12 --follw", "there is no option --follw. Did you mean --follow?", "--follow"),

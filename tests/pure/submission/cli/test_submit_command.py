@@ -237,7 +237,7 @@ def test_a_dry_run_submits_nothing(capsys, fake_slurm: FakeSlurm, folder: Path) 
     status, out, _ = run(capsys, "--nodes", "2", "--dry-run", "--", "python", "my_train.py", "a\n#SBATCH --nodes=9")
     assert status == 0
     assert "#SBATCH --nodes=2" in out
-    options = out[: out.index("\nset -eo pipefail\n")].splitlines()  # sbatch reads none after the first command
+    options = out[: out.index("\nset -eo pipefail")].splitlines()  # sbatch reads none after the first command
     assert [line for line in options if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
     assert fake_slurm.calls("sbatch") == []
     assert not (folder / "runs").exists()
