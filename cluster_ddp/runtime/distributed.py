@@ -109,6 +109,7 @@ def _meet(
     reporter.store = store.meet(topology, device.type, key, timeout_s=timeout_s)
     topology = arrived_ranks.with_common_restarts(topology, reporter.store)
     host_setup.choose_interface(topology, os.environ)
+    host_setup.warn_of_other_groups(topology, os.environ)
     peers = _join(topology, all_devices, reporter)
     world = World(
         topology=topology,

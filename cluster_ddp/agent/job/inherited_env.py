@@ -33,11 +33,18 @@ _SLURMS = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_")
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
 # Slurm sets these in a job. Outside a job they are the user's own.
 _GPUS_OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-# Options of srun that sbatch sets where the job has them; of memory it takes one at most, and GPUs a job must have.
-_MEMORY = frozenset(["SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU"])
-_GPU_REQUESTS = frozenset(
-    ["SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"]
-)
+# Options of srun that sbatch sets where the job has them, and what `scontrol show job` calls them. srun refuses two
+# kinds of memory, and GPUs that the job has not. A job of the same kind has set the variable anew.
+_MEMORY = {
+    "SLURM_MEM_PER_CPU": "MinMemoryCPU",
+    "SLURM_MEM_PER_NODE": "MinMemoryNode",
+    "SLURM_MEM_PER_GPU": "MemPerTres",
+}
+_GPUS_REQUESTED = {
+    **{"SLURM_GPUS": "TresPerJob", "SLURM_GPUS_PER_NODE": "TresPerNode", "SLURM_GPUS_PER_SOCKET": "TresPerSocket"},
+    **{"SLURM_GPUS_PER_TASK": "TresPerTask", "SLURM_TRES_PER_TASK": "TresPerTask"},  # up to 22.05; later
+    **{"SLURM_NTASKS_PER_GPU": "NtasksPerTRES"},
+}
 # Of a step; by the second, a step of srun binds its tasks to CPUs that another job may not have.
 _OF_A_STEP = ("SLURM_STEP", "SLURM_CPU_BIND")
 
@@ -55,8 +62,8 @@ def completed(env: Mapping[str, str]) -> dict[str, str]:
         raise SpecError(f"Finding the first node of job {env['SLURM_JOB_ID']}:", found, "in salloc, or sbatch SCRIPT")
     more = {_NODE: nodes[0]}
     shown = slurm_commands.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env)
-    gpus = re.search(r"\bTresPerNode=\S*?gpu(?::[^:=,\s]+)?[:=](\d+)", shown.words)
-    return {**env, **more, **({_GPUS: gpus[1]} if gpus and _GPUS not in env else {})}
+    gpus = _gpus_per_node(shown.words)
+    return {**env, **more, **({_GPUS: gpus} if gpus and _GPUS not in env else {})}
 
 
 def own(env: Mapping[str, str]) -> dict[str, str]:
@@ -71,13 +78,22 @@ def own(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _without_requests(env: Mapping[str, str]) -> Mapping[str, str]:
-    """An environment without requests that this job can't have made. Without them a step has all that the job has."""
-    others = set[str]()
-    if len(_MEMORY & env.keys()) > 1:
-        others |= _MEMORY
-    if _NODE in env and not env.keys() & {_GPUS, "SLURM_JOB_GPUS"}:
-        others |= _GPU_REQUESTS
-    return {name: value for name, value in env.items() if name not in others}
+    """An environment without requests that this job has not made. Without them a step has all that the job has."""
+    if len(_MEMORY.keys() & env.keys()) < 2 and not _GPUS_REQUESTED.keys() & env.keys():
+        return env
+    answer = slurm_commands.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env)
+    made = set(re.findall(r"(?<!\S)(\w+)=(?!0?(?:\s|$))", answer.words))
+    others = {name for name, field in {**_MEMORY, **_GPUS_REQUESTED}.items() if field not in made}
+    per_node = env.get("SLURM_GPUS_PER_NODE", "")
+    if _gpus_per_node(answer.words) != per_node.rpartition(":")[2]:  # --gres has asked for others
+        others.add("SLURM_GPUS_PER_NODE")
+    return {name: value for name, value in env.items() if not answer.is_ok or name not in others}
+
+
+def _gpus_per_node(shown: str) -> str | None:
+    """The number of GPUs on each node that a job has asked for, as `scontrol show job` shows it."""
+    found = re.search(r"\bTresPerNode=\S*?gpu(?::[^:=,\s]+)?(?:[:=](\d+))?(?=[,\s]|$)", shown)
+    return (found[1] or "1") if found else None
 
 
 def inherited(env: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,8 @@ import torch
 
 from cluster_ddp.errors import counted, first_of
 
+START_ANEW = 'start anew here: Checkpointer(resume="never") (of cluster-ddp train: --resume never)'
+"""A hint for a checkpoint that does not fit."""
 _TOLD = 8  # most lines about settings
 _MISSING = object()
 

@@ -54,7 +54,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     _see(world, path, digest)
     saved = read(path)
     if complaint := state.complaint(saved):
-        hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
+        hint = f"give this training its own run directory (--run-dir PATH), or {compatibility.START_ANEW}"
         raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
     metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
     saved_by = saved["saved_by"] if is_own else {}
@@ -210,7 +210,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _unusable(path: Path, error: UnusableError) -> CheckpointError:
-    hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
+    hint = f"was it written by another program? Name a checkpoint of this training, or {compatibility.START_ANEW}"
     return CheckpointError(f"Resuming from {path}:", f"{error}.", hint)
 
 

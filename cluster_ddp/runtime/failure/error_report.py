@@ -195,7 +195,8 @@ class FailureReporter:
         return ClusterDDPError(
             f"Waiting {self.collective_timeout_s:g} s for the other ranks:",
             f"{verdict or hanging + ' did not answer: it hangs, was stopped, or its node is gone'}.",
-            "check that node and that rank's output; if ranks may be this slow: --collective-timeout-s",
+            "check that node and that rank's output; if ranks may be this slow: "
+            "distributed(collective_timeout_s=…) (of cluster-ddp train: --collective-timeout-s)",
         )
 
     def _unreported(self, store: dist.Store) -> str:

@@ -44,7 +44,8 @@ class CudaGraphs:
     def __init__(self, world: World) -> None:
         device = world.device
         if device.type != "cuda":
-            raise DeviceError("CUDA graphs (--cuda-graph):", f"this rank computes on {device}.", "leave the option out")
+            found, hint = f"this rank computes on {device}.", "leave them out (of cluster-ddp train: --cuda-graph)"
+            raise DeviceError("Capturing steps in CUDA graphs:", found, hint)
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))  # earlier work may still be running
         torch.cuda.set_stream(stream)

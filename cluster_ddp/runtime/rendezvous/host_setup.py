@@ -12,18 +12,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import logging
 import os
 import resource
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 from cluster_ddp.agent import channel_server
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.slurm.topology import Topology
-from cluster_ddp.slurm.variables import node_name
+from cluster_ddp.slurm.variables import Variables, node_name
+
+log = logging.getLogger("cluster_ddp")
 
 LOOPBACK = "127.0.0.1"
 
@@ -114,6 +117,19 @@ def choose_interface(topology: Topology, env: MutableMapping[str, str]) -> None:
         interface = next(filter(None, map(interface_towards, topology.nodes[1:])), None)
     if interface:
         env["GLOO_SOCKET_IFNAME"] = interface
+
+
+def warn_of_other_groups(topology: Topology, env: Mapping[str, str]) -> None:
+    """Say on rank 0 that a heterogeneous job has nodes that this step does not use: srun alone starts group 0."""
+    v = Variables(env)
+    groups = v.integer("SLURM_HET_SIZE") or 1
+    nodes = sum(v.integer(f"SLURM_JOB_NUM_NODES_HET_GROUP_{group}") or 0 for group in range(groups))
+    if topology.rank == 0 and groups > 1 and topology.num_nodes < nodes:
+        log.warning(
+            "This heterogeneous job has %d groups with %d nodes, and this training runs on %d of them. "
+            "Hint: on all: srun --het-group=0-%d python …",
+            *(groups, nodes, topology.num_nodes, groups - 1),
+        )
 
 
 def interface_towards(host: str) -> str | None:

@@ -129,7 +129,7 @@ class _Rendezvous:
                 f"Training on {topology.world_size} ranks together:",
                 verdict.removeprefix(_ODD_DEVICES),
                 "check that node's GPUs: nvidia-smi, sinfo -N -o '%N %G %E'; leave the node out: --exclude=NODE; "
-                "or use CPUs everywhere: --no-cuda",
+                "or use CPUs everywhere: distributed(cuda=False) (of cluster-ddp train: --no-cuda)",
             )
         if verdict != _PROCEED:
             raise self._timeout_error(verdict)
@@ -140,7 +140,8 @@ class _Rendezvous:
         return RendezvousError(
             f"Waiting {self._timeout_s:g} s for {ranks} ranks to meet on {host}:",
             found,
-            "read in those tasks' output why they did not start; for a slow start, wait longer: --rendezvous-timeout-s",
+            "read in those tasks' output why they did not start; for a slow start, wait longer: "
+            "distributed(rendezvous_timeout_s=…) (of cluster-ddp train: --rendezvous-timeout-s)",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in, with_tensors
@@ -151,7 +151,7 @@ def load(
     except Exception as error:  # a part may raise anything for a state that it does not expect
         words = f"{type(error).__name__}: {str(error)[:300]}."
         found = f"it does not accept its state in the checkpoint: {words}"
-        hint = "make it in the same way as when the checkpoint was saved; or start anew: --resume never"
+        hint = f"make it in the same way as when the checkpoint was saved; or {compatibility.START_ANEW}"
         raise CheckpointError(f"Loading {name!r}:", found, hint) from error
 
 

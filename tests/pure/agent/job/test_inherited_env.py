@@ -56,25 +56,36 @@ def test_what_a_job_of_ours_has_set_for_its_ranks_is_not_the_next_ones() -> None
     assert inherited_env.own({**own, **of_rank}) == own
 
 
+PER_NODE = "NtasksPerN:B:S:C=0:0:*:* MinMemoryNode=1000M TresPerNode=gres/gpu:1"
+
+
 @pytest.mark.parametrize(
-    ("env", "others"),
+    ("said", "env", "others"),
     [
-        ({"SLURM_MEM_PER_CPU": "500", "SLURM_MEM_PER_NODE": "1024"}, {"SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE"}),
-        ({"SLURM_MEM_PER_CPU": "500"}, set()),
-        ({"SLURM_GPUS_PER_NODE": "2"}, {"SLURM_GPUS_PER_NODE"}),
-        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "2"}, set()),
-        ({"SLURM_GPUS": "4", "SLURM_JOB_GPUS": "0,1"}, set()),
+        (PER_NODE, {"SLURM_MEM_PER_CPU": "500", "SLURM_MEM_PER_NODE": "1000"}, {"SLURM_MEM_PER_CPU"}),
+        ("MinMemoryNode=0 MemPerTres=gres:gpu:100", {"SLURM_MEM_PER_GPU": "100"}, set()),
+        (
+            "MinMemoryNode=0\nMemPerTres=gres:gpu:100 MinMemoryNode=0",
+            {"SLURM_MEM_PER_GPU": "100", "SLURM_MEM_PER_NODE": "9"},
+            {"SLURM_MEM_PER_NODE"},
+        ),
+        (PER_NODE, {"SLURM_GPUS": "4", "SLURM_GPUS_PER_TASK": "1"}, {"SLURM_GPUS", "SLURM_GPUS_PER_TASK"}),
+        (PER_NODE, {"SLURM_GPUS_PER_NODE": "1", "SLURM_NTASKS_PER_GPU": "1"}, {"SLURM_NTASKS_PER_GPU"}),
+        (PER_NODE, {"SLURM_GPUS_PER_NODE": "2"}, {"SLURM_GPUS_PER_NODE"}),
+        ("TresPerNode=gres:gpu:a100:2,gres:x:1", {"SLURM_GPUS_PER_NODE": "a100:2"}, set()),
+        ("TresPerTask=gres/gpu=1", {"SLURM_TRES_PER_TASK": "gres/gpu=1"}, set()),
+        ("MinMemoryCPU=500M", {"SLURM_GPUS_PER_NODE": "2", "SLURM_MEM_PER_CPU": "500"}, {"SLURM_GPUS_PER_NODE"}),
+        (None, {"SLURM_GPUS_PER_NODE": "2", "SLURM_MEM_PER_CPU": "500", "SLURM_MEM_PER_GPU": "1"}, set()),
     ],
 )
-def test_what_a_job_around_this_one_has_asked_for_is_not_its(env: dict[str, str], others: set[str]) -> None:
+def test_what_a_job_around_this_one_has_asked_for_is_not_its(
+    tmp_path: Path, said: str | None, env: dict[str, str], others: set[str]
+) -> None:
     """srun would say "mutually exclusive" of two kinds of memory, and "Invalid generic resource" of GPUs."""
-    env = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1", **env}
+    (tmp_path / "scontrol").write_text("#!/bin/sh\n" + ("exit 1" if said is None else f"echo 'JobId=17 {said}'"))
+    (tmp_path / "scontrol").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17", **env}
     assert inherited_env.own(env) == {name: value for name, value in env.items() if name not in others}
-
-
-def test_in_salloc_all_requests_are_the_jobs() -> None:
-    env = {"SLURM_JOB_ID": "17", "SLURM_GPUS_PER_NODE": "2"}
-    assert inherited_env.own(env) == env
 
 
 OF_STEP = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
