@@ -19,6 +19,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from cluster_ddp.agent import launch_options, option_types
 from cluster_ddp.agent.__main__ import PROGRAM
@@ -31,7 +32,7 @@ from cluster_ddp.argument_parser import ASKED, Parser, joined, value_of
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import JOB_NODES, Variables
-from cluster_ddp.submission.checks import command_mistakes
+from cluster_ddp.submission.checks import command_mistakes, script_mistakes
 from cluster_ddp.submission.cli.options import is_sbatchs
 from cluster_ddp.submission.frozen import frozen_agent
 from cluster_ddp.submission.spec_rules import check_restarts
@@ -62,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
         check_restarts(asked)
         job = launch_job.job_of(asked, env)
         size = job.size
+        script_mistakes.refuse_windows_lines(job.options.command, Path.cwd())
         command_mistakes.check_launcher(job.options.command, tasks=size.world_size, gpus=size.gpus_per_node)
         if not found.dry_run:
             _start_frozen(job)

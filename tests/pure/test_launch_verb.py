@@ -225,3 +225,12 @@ def test_the_help_has_groups_and_no_options_of_the_agent_alone(place: Place) -> 
     said = place.called("--help").stdout
     assert all(f"\n{group}:\n" in said for group in ("the ranks", "their end", "where they run"))
     assert "--code" not in said
+
+
+@pytest.mark.parametrize("words", [("bash", "windows.sh"), ("./windows.sh",)])
+def test_a_script_whose_lines_end_as_on_windows_is_refused(place: Place, words: tuple[str, ...]) -> None:
+    (place.folder / "windows.sh").write_bytes(b"#!/bin/bash\r\necho hi\r\n")
+    (place.folder / "windows.sh").chmod(0o755)
+    done = place.called("--ranks", "1", "--", *words)
+    assert done.returncode == 2 and "its lines end as on Windows" in done.stderr
+    assert r"Hint: sed -i 's/\r$//' " in done.stderr

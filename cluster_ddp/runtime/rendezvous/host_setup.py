@@ -124,7 +124,7 @@ def warn_of_other_groups(topology: Topology, env: Mapping[str, str]) -> None:
     v = Variables(env)
     groups = v.integer("SLURM_HET_SIZE") or 1
     nodes = sum(v.integer(f"SLURM_JOB_NUM_NODES_HET_GROUP_{group}") or 0 for group in range(groups))
-    if topology.rank == 0 and groups > 1 and topology.num_nodes < nodes:
+    if topology.rank == 0 and groups > 1 and (topology.num_nodes or nodes) < nodes:
         log.warning(
             "This heterogeneous job has %d groups with %d nodes, and this training runs on %d of them. "
             "Hint: on all: srun --het-group=0-%d python …",

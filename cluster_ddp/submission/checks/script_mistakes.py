@@ -13,8 +13,9 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 from cluster_ddp.agent.command_program import Target, program_words, target
 from cluster_ddp.errors import SpecError
@@ -54,7 +55,7 @@ def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
         SpecError: the Python or the shell of the job can't read the script.
     """
     run = target(spec.command)
-    _refuse_windows_lines(spec, run, folder)
+    refuse_windows_lines(spec.command, folder)
     path, is_python = _script(run, folder), run.program == "python"
     if path is None:
         return []
@@ -67,16 +68,24 @@ def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
     return [*wrong, *(_variables(spec, path, on_slurm) if is_python else ())]
 
 
-def _refuse_windows_lines(spec: JobSpec, run: Target, folder: Path) -> None:
-    """Refuse a script for a shell, or one with a `#!` line that the kernel reads, whose lines end as on Windows."""
-    word = run.words[0] if run.kind == "script" else program_words(spec.command)[0]
+def refuse_windows_lines(command: Sequence[str], folder: Path) -> None:
+    """Refuse a script for a shell, or one with a `#!` line that the kernel reads, whose lines end as on Windows.
+
+    Raises:
+        SpecError: the command runs such a script in the folder.
+    """
+    run, word = target(command), program_words(command)[0]
+    if run.kind == "script":
+        word = run.words[0]
+    elif run.kind == "code" and run.program == "shell":  # bash -c './run.sh 1'
+        word = next(iter(" ".join(run.words[:1]).split()), word)
     path = folder / word
     if run.program == "python" or ("/" not in word and run.kind != "script") or not path.is_file():
         return
     with open(path, "rb") as file:
         text = file.read(_LOOKED_AT_BYTES)
     by_kernel = re.match(rb"#!.*\r\n", text)
-    if by_kernel or (run.program == "shell" and b"\r\n" in text):
+    if by_kernel or (run.program == "shell" and b"\r\n" in text and b"\0" not in text):
         found = "its lines end as on Windows, and a shell takes the carriage return for a part of each command."
         raise SpecError(f"Running {word!r}:", found, f"sed -i 's/\\r$//' {shlex.quote(word)}")
 
@@ -146,17 +155,26 @@ def _used(path: Path) -> tuple[Collection[str], Collection[str]]:
     except (OSError, SyntaxError, ValueError, RecursionError):
         return (), ()
     named = Counter(name for node in nodes if (name := _text(node)))
+    guarded = {id(read) for node in nodes if _catches(node) for one in node.body for read in ast.walk(one)}
     reads = Counter(
         _text(node.slice)
         for node in nodes
         if isinstance(node, ast.Subscript)
         and isinstance(node.ctx, ast.Load)
+        and id(node) not in guarded
         and ast.unparse(node.value) in ("os.environ", "environ")
     )
     asked = Counter(filter(None, map(_asked_with_default, nodes)))
     chosen = {name for node in nodes if isinstance(node, _CHOICES) for name in map(_asked_with_default, ast.walk(node))}
     needed = {name for name, n in reads.items() if named[name] == n + (0 if name in chosen else asked[name])}
     return named.keys(), {name for name in needed if name.startswith("SLURM_")}
+
+
+def _catches(node: ast.AST) -> TypeGuard[ast.Try]:
+    """Whether a statement catches a KeyError."""
+    handlers = node.handlers if isinstance(node, ast.Try) else []
+    names = [ast.unparse(one.type) if one.type is not None else "Exception" for one in handlers]
+    return any(re.search(r"\b(KeyError|LookupError|Exception|BaseException)\b", name) for name in names)
 
 
 def _asked_with_default(node: ast.AST) -> str:

@@ -118,6 +118,7 @@ def test_a_resumed_snapshot_is_what_counts(folder: Path) -> None:
 
 
 READS = {
+    "tries": 'import os\ntry:\n    n = os.environ["{0}"]\nexcept (KeyError, ValueError):\n    n = 1\n',
     "needs": 'import os\nn = int(os.environ["{}"])\n',
     "from": 'from os import environ\nn = int(environ["{}"])\n',
     "get": 'import os\nn = os.environ.get("{}", "1")\n',
@@ -138,7 +139,7 @@ READS = {
         ("chooses", "SLURM_CPUS_PER_TASK", {}, None),
         ("needs", "SLURM_CPUS_PER_TASK", {"cpus_per_task": 4}, None),
         ("needs", "SLURM_CPUS_PER_TASK", {"launcher": "torchrun"}, None),
-        *((read, "SLURM_CPUS_PER_TASK", {}, None) for read in ("get", "asks", "sets", "says")),
+        *((read, "SLURM_CPUS_PER_TASK", {}, None) for read in ("get", "asks", "sets", "says", "tries")),
         ("needs", "SLURM_ARRAY_TASK_ID", {}, "--array sets it."),
         ("needs", "SLURM_ARRAY_TASK_ID", {"array": "0-3"}, None),
         ("needs", "SLURM_RESTART_COUNT", {}, 'os.environ.get("SLURM_RESTART_COUNT", "0")'),
@@ -186,6 +187,8 @@ def test_under_torchrun_slurms_number_of_a_task_is_no_rank(
         (("./windows",), "#!/bin/bash\r\necho hi\r\n", True),
         (("./windows",), "#!/usr/bin/env python3\r\nprint(1)\r\n", True),
         ((PYTHON, "windows"), "print(1)\r\n", False),  # Python reads them
+        (("bash", "-c", "./windows 1"), "#!/bin/bash\r\necho hi\r\n", True),
+        (("bash", "-c", "./windows 1"), "\x7fELF\r\n\0", False),
         (("bash", "windows"), "echo hi\n", False),
         (("./windows",), "#!/bin/bash\necho hi\n", False),
     ],
