@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -10,7 +11,10 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.topology import Topology
+
+log = logging.getLogger("cluster_ddp")
 
 _FORM = re.compile(r"\d{8}-\d{6}")
 _KEY = "cluster_ddp/run_label"
@@ -25,7 +29,14 @@ def now() -> str:
 def common(topology: Topology, store: dist.Store, env: Mapping[str, str]) -> str:
     """Return the label that rank 0 gives. A collective of ranks that have met."""
     if topology.rank == 0:
-        store.set("run_label", _of_torchruns_agent(env) or now())
+        label = _of_torchruns_agent(env)
+        if not label and env.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and Env.RUN_DIR not in env:
+            log.warning(
+                "torchrun's store does not answer: after a restart by torchrun, a run directory that you have not "
+                "named is another one. Hint: %s=PATH",
+                Env.RUN_DIR,
+            )
+        store.set("run_label", label or now())
     return store.get("run_label").decode()
 
 

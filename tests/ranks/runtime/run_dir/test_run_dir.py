@@ -376,9 +376,12 @@ def test_outside_slurm_rank_0_names_the_run_directory(tmp_path: Path) -> None:
         port = str(free.getsockname()[1])
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environments = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
+    environments[0]["TORCHELASTIC_MAX_RESTARTS"] = "1"  # by a torchrun whose store can't be asked
     ends = run_ranks(name_the_run_dir, environments, tmp_path)
     first, second = (end.output.splitlines()[-1] for end in ends)
     assert first == second == "runs/training-20260101-000000"
+    said = "torchrun's store does not answer: after a restart by torchrun, a run directory that you have not named"
+    assert [said in end.output for end in ends] == [True, False]
 
 
 RESTARTED = """
