@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 NOMINAL_S = 2.0
 """What `import torch` takes on an idle core of a machine from 2022."""
+LIMIT_S = 300.0
+"""How long a test waits for an event, at most."""
 VARIABLE = "TESTS_SLOWNESS"
 """So that processes of tests need not measure again."""
 
@@ -20,14 +22,12 @@ def scaled(seconds: float) -> float:
     return seconds * slowness()
 
 
-def wait_until(
-    condition: Callable[[], object], seconds: float = 30.0, said: Callable[[], object] = str, pause_s: float = 0.05
-) -> None:
-    """Wait until something holds, at most so many seconds, scaled. `said`: what a failure shows.
+def wait_until(condition: Callable[[], object], *, said: Callable[[], object] = str, pause_s: float = 0.05) -> None:
+    """Wait until something holds, at most `LIMIT_S`, scaled. `said`: what a failure shows.
 
     Give a longer `pause_s` where the condition asks Slurm or looks at all processes: that costs CPU time.
     """
-    deadline = time.monotonic() + scaled(seconds)
+    deadline = time.monotonic() + scaled(LIMIT_S)
     while not condition():
         assert time.monotonic() < deadline, said()
         time.sleep(pause_s)

@@ -53,7 +53,7 @@ def test_a_training_on_two_nodes_is_warned_requeued_and_resumes(slurm: Cluster, 
     run_dir = place.start("--requeue", *command)
     job = json.loads((run_dir / "job.json").read_text())["job"]
     # Before, the warning would find bash without its traps
-    wait_until(lambda: pythons_of(script) >= 2, 120, said=lambda: output(run_dir))
+    wait_until(lambda: pythons_of(script) >= 2, said=lambda: output(run_dir))
     commands.run(["scancel", "--signal=USR1", job], env=slurm.env)
     said = place.completed(run_dir)
     assert "got USR1. Saved. To resume from " in said

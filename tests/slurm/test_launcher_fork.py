@@ -70,7 +70,7 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     alone = place.start(*elsewhere, "--launcher", "srun", "--", "python", PACED, *training)
     forked = (*TWO_BY_TWO, "--launcher", "fork", "--", "env", "PACE_S=0.15", "python", PACED, *training)
     run_dir = place.start(*forked)
-    wait_until(lambda: list(run_dir.glob("checkpoints/step-*.pt")), 300, said=lambda: output(run_dir))
+    wait_until(lambda: list(run_dir.glob("checkpoints/step-*.pt")), said=lambda: output(run_dir))
     job = run_dir.name.rpartition("-")[2]
     commands.run(["scancel", "--signal=USR1", job], env=place.slurm.env)
     said = place.completed(run_dir)

@@ -200,7 +200,7 @@ def test_down_after_a_crash_with_a_job_running() -> None:
     try:
         env = cluster.environment(NAME)
         commands.run(["sbatch", "--output=/dev/null", "--wrap", "trap '' TERM; sleep 86400"], env=env)
-        wait_until(lambda: any(command(pid).startswith("sleep 86400") for pid in network.processes(NAME)), 120)
+        wait_until(lambda: any(command(pid).startswith("sleep 86400") for pid in network.processes(NAME)))
         for pid in network.processes(NAME):
             if command(pid).startswith(("slurmctld", "slurmd")):
                 os.kill(pid, signal.SIGKILL)

@@ -80,11 +80,11 @@ def test_a_node_that_cannot_unpack_uses_the_environment_as_it_is(place: Place) -
 
 def test_a_cancelled_job_leaves_no_copy(place: Place) -> None:
     run_dir = start(place, *TWO_BY_TWO, "--name", "gone", "--", "env", "WAIT_S=600", "python", "show.py")
-    wait_until(lambda: len(list(run_dir.glob("seen-*"))) == 4, 120, said=lambda: output(run_dir))
+    wait_until(lambda: len(list(run_dir.glob("seen-*"))) == 4, said=lambda: output(run_dir))
     assert len(list((place.folder / "disk").iterdir())) == 2
     place.slurm.run("scancel", run_dir.name.rpartition("-")[2], cwd=place.folder)
     disk = place.folder / "disk"
-    wait_until(lambda: not list(disk.iterdir()), 120, said=lambda: list(disk.iterdir()))
+    wait_until(lambda: not list(disk.iterdir()), said=lambda: list(disk.iterdir()))
 
 
 def test_a_function_is_called_by_the_copys_python(place: Place) -> None:

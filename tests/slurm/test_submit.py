@@ -101,7 +101,7 @@ def test_a_rank_is_the_users_command(place: Place) -> None:
     """ps shows it as it was given. Beside it there is one agent for each task and one for the job."""
     (place.folder / "sleeper.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(86400)\n")
     run_dir = place.start(*TWO_BY_TWO, "--launcher", "srun", "--", "python", "sleeper.py")
-    wait_until(lambda: output(run_dir).count("up\n") == 4, 120, said=lambda: output(run_dir))
+    wait_until(lambda: output(run_dir).count("up\n") == 4, said=lambda: output(run_dir))
     layout, job_id = place.slurm.layout, run_dir.name.rpartition("-")[2]
     pids = [str(pid) for node in layout.node_names for pid in faults.processes_of_job(layout, node, int(job_id))]
     shown = subprocess.run(["ps", "-o", "args=", "-p", ",".join(pids)], capture_output=True, text=True).stdout
@@ -301,7 +301,7 @@ def test_a_function_gets_the_world(cluster_env: Path) -> None:
 
 def test_a_job_can_be_cancelled(cluster_env: Path) -> None:
     job = cluster_ddp.submit(JobSpec(name="f"), ["bash", "-c", "echo started; sleep 86400"], check=False)
-    wait_until(lambda: "started" in job.logs(), 300)
+    wait_until(lambda: "started" in job.logs())
     job.cancel()
     assert job.wait(timeout_s=scaled(300)).state == "CANCELLED"
     with pytest.raises(cluster_ddp.errors.JobError, match="it ended as CANCELLED"):

@@ -346,10 +346,10 @@ def test_bash_that_waits_passes_on_what_it_gets(tmp_path: Path, name: str) -> No
     """Twice, too. The status is still that of the agent."""
     (tmp_path / "wait").touch()
     process = start(frozen(JobSpec(name="x", command=("true",), setup=(TRAP,)), tmp_path), tmp_path)
-    wait_until((tmp_path / "shown").exists, 60)
+    wait_until((tmp_path / "shown").exists)
     for _ in range(2):
         process.send_signal(signal.Signals[name])
-        wait_until((tmp_path / f"came-{name}").exists, 60)
+        wait_until((tmp_path / f"came-{name}").exists)
         (tmp_path / f"came-{name}").unlink()
     assert process.poll() is None
     (tmp_path / "wait").unlink()
@@ -360,7 +360,7 @@ def test_bash_that_waits_passes_on_what_it_gets(tmp_path: Path, name: str) -> No
 def test_term_is_final_with_a_trap_too(tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     process = start(frozen(JobSpec(name="x", command=("true",), setup=(TRAP,)), tmp_path), tmp_path)
-    wait_until((tmp_path / "shown").exists, 60)
+    wait_until((tmp_path / "shown").exists)
     process.terminate()
     assert process.communicate(timeout=scaled(60))[0] == "ended with 143\n"
     assert process.returncode == 143

@@ -64,11 +64,11 @@ def test_a_suspended_job_trains_on(tmp_path: Path, launcher: str) -> None:
     with (tmp_path / "job.log").open("w") as log:
         job = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
-        wait_until(lambda: steps() > 5, 120)
+        wait_until(lambda: steps() > 5)
         for _ in range(2):
             suspend(job.pid, 9.0)
             enough = steps() + 6
-            wait_until(functools.partial(lambda enough: steps() >= enough, enough), 60)
+            wait_until(functools.partial(lambda enough: steps() >= enough, enough))
         (tmp_path / "go").touch()
         assert job.wait(timeout=scaled(60)) == 0
     finally:

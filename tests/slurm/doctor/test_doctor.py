@@ -165,7 +165,7 @@ def allocation(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     submitted = commands.submit(
         text=script, options=options, env={**env, "FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
     )
-    wait_until(lambda: (folder / "begun").exists(), 60, said=lambda: (folder / "hold.out").read_text())
+    wait_until(lambda: (folder / "begun").exists(), said=lambda: (folder / "hold.out").read_text())
     yield Allocation(one, submitted.job_id, folder)
     sandbox.down(name)
 
@@ -338,7 +338,7 @@ echo "status $?"
     env = {**place.slurm.env, "PYTHONPATH": str(ROOT)}
     commands.submit(text=script, options=(f"--chdir={place.folder}",), env=env)
     logs = [place.folder / f"task-{task}.out" for task in range(2)]
-    wait_until(lambda: all(log.exists() and "status" in log.read_text() for log in logs), 60)
+    wait_until(lambda: all(log.exists() and "status" in log.read_text() for log in logs))
     for log in logs:
         assert log.read_text() == "status 0\n"
         verdict = json.loads(log.with_suffix(".json").read_text())
@@ -400,11 +400,11 @@ def test_a_node_that_dies_is_named_while_slurm_does_not_know_it(place: Place, he
     run = place.start(*nodes, "--", "env", "PACE_S=0.3", "python", script, *training)
     hang, seen = run / File.HANG, run / File.STACK.format(0)
     is_done = '"doing": "paced_step"'  # a step
-    wait_until(lambda: seen.exists() and is_done in seen.read_text(), 90, said=lambda: output(run))
+    wait_until(lambda: seen.exists() and is_done in seen.read_text(), said=lambda: output(run))
     time.sleep(2)
     namespace = network.NAMESPACE_ROOT / place.slurm.layout.namespace("node2")
     subprocess.run(["nsenter", f"--net={namespace}", "ip", "link", "set", "eth0", "down"], check=True)
-    wait_until(hang.exists, 90, said=lambda: output(run))
+    wait_until(hang.exists, said=lambda: output(run))
     told = re.fullmatch(
         r"rank 0 on node1 waits in (?:all_reduce|broadcast)( #\d+)? \((\w+\.py):\d+\); "
         r"rank 1 on node2 does not answer: it is stopped, or its node is gone; seen last: .* \(\w+\.py:\d+\)\n",

@@ -88,7 +88,7 @@ class Packed:
         return [one["state"] for _, one in sorted(self.status().items())]
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        wait_until(condition, 180, self.said, pause_s=0.3)
+        wait_until(condition, said=self.said, pause_s=0.3)
 
     def wait_for_ends(self, *tasks: int) -> None:
         """Wait until tasks have ended for good. To ask `status` again and again would take the CPUs."""

@@ -26,7 +26,7 @@ def test_a_range_of_nodes_shrinks_when_one_is_lost_and_grows_by_a_requeue(
 ) -> None:
     """There are three. One is lost: two train on. After a warning, three do again. One alone learns the same."""
     env, layout = place.slurm.env, place.slurm.layout
-    wait_until(lambda: all(one.ended for jobs in job_status.all_jobs(env=env).values() for one in jobs), 300)
+    wait_until(lambda: all(one.ended for jobs in job_status.all_jobs(env=env).values() for one in jobs))
     job = begin(place, "--nodes", "2-9", "--exclude", "node4", "--restarts", "9", pace_s=0.2)
     *_, lost = job.ranks(0, count=3)
     undisturbed = begin(place, "--nodes", "1", pace_s=0)

@@ -116,7 +116,7 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
     arguments = ("--dataset", "digits", "--model", "convnet", "--epochs", "4", "--run-dir", run_dir)
     options = ("--array=0-1", "--ntasks-per-node=1", "--gres=gpu:1")
     job = slurm.submit(slurm.job("mnist_array"), tmp_path, *arguments, options=options)
-    wait_until(lambda: list(tmp_path.glob("1/checkpoints/*.pt")), 300)
+    wait_until(lambda: list(tmp_path.glob("1/checkpoints/*.pt")))
     commands.run(["scancel", "--signal=USR1", f"{job.job_id}_1"], env=slurm.env)
     job.succeed()
     statuses = job_status.job_statuses(job.job_id, env=slurm.env)

@@ -360,7 +360,7 @@ def test_term_from_outside_does_not_cut_a_request_short(job: Job) -> None:
     """The agent alone gets it, as with cgroups, while scontrol waits for its answer."""
     job.stands_in("scontrol", "[[ $1 != show ]] || echo ' ExcNodeList=(null)'\n[[ $1 != requeue ]] || sleep 1")
     agent = job.start(leave=NODE)
-    wait_until(job.told, 60)
+    wait_until(job.told)
     agent.terminate()
     log, _ = agent.communicate(timeout=scaled(60))
     assert (agent.returncode, log.splitlines()[-1]) == (0, "is requeued: True")
