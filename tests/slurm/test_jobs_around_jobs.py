@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from cluster import Cluster
 pytestmark = [pytest.mark.full, pytest.mark.every_slurm]
 
 PYTHON = Path(sys.executable)
+LAUNCH = shlex.quote(str(PYTHON.parent / "cluster-ddp"))
 SHOW = f"""#!/bin/bash
-exec {PYTHON.parent}/cluster-ddp launch -- bash -c 'echo "rank $RANK of $WORLD_SIZE: GPU $CUDA_VISIBLE_DEVICES"'
+exec {LAUNCH} launch -- bash -c 'echo "rank $RANK of $WORLD_SIZE: GPU $CUDA_VISIBLE_DEVICES"'
 """
 TRAIN = """import cluster_ddp
 with cluster_ddp.distributed() as world:
@@ -48,7 +50,9 @@ def test_a_batch_script_of_ones_own_has_its_own_gpus_and_memory(
 def test_a_step_on_one_group_of_a_heterogeneous_job_says_so(slurm: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     directives = "#SBATCH --ntasks=1 --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --ntasks=1 --gres=gpu:1\n"
-    steps = "".join(f"echo step; srun {option} {PYTHON} train.py\n" for option in ("", "--het-group=0,1"))
+    steps = "".join(
+        f"echo step; srun {option} {shlex.quote(str(PYTHON))} train.py\n" for option in ("", "--het-group=0,1")
+    )
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{directives}{steps}")
     done = slurm.run("sbatch", "--wait", "--output=out", "job.sh", cwd=tmp_path)
     _, one, both = (tmp_path / "out").read_text().split("step\n")

@@ -49,16 +49,16 @@ class Run:
     def nodes(self) -> list[str]:
         return json.loads((self.path / "run.json").read_text())["topology"]["nodes"]
 
-    def wait_for(self, condition: Callable[[], object], timeout_s: float = 300) -> None:
-        wait_until(condition, timeout_s, said=lambda: f"{self.status()}\n{output(self.path)}", pause_s=0.2)
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        wait_until(condition, said=lambda: f"{self.status()}\n{output(self.path)}", pause_s=0.2)
 
     def wait_for_step(self, step: int) -> None:
         """Until a checkpoint of this step or a later one is there."""
         folder = self.path / "checkpoints"
         self.wait_for(lambda: any(int(path.stem[5:]) >= step for path in folder.glob("step-*.pt")))
 
-    def end(self, timeout_s: float = 600) -> JobStatus:
-        return self.place.end_of(self.path, timeout_s)
+    def end(self) -> JobStatus:
+        return self.place.end_of(self.path)
 
     def completed(self, *, restarts: int | None = None) -> str:
         status, said = self.end(), output(self.path)

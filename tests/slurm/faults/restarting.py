@@ -30,9 +30,9 @@ exec cluster-ddp launch --run-dir "$run_dir" {launch}
 class Job(Run):
     """A job of a user's own script, with a run directory."""
 
-    def end(self, timeout_s: float = 600) -> JobStatus:
+    def end(self) -> JobStatus:
         """Wait for its end."""
-        wait_until(lambda: self.status().ended, timeout_s, lambda: f"{self.status()}\n{output(self.path)}", POLL_S)
+        wait_until(lambda: self.status().ended, said=lambda: f"{self.status()}\n{output(self.path)}", pause_s=POLL_S)
         return self.status()
 
     def failures(self) -> list[Failed]:
@@ -41,14 +41,14 @@ class Job(Run):
         lines = path.read_text().splitlines() if path.exists() else []
         return [Failed(**json.loads(line)) for line in lines]
 
-    def wait_for_failures(self, count: int, timeout_s: float = 120) -> Failed:
+    def wait_for_failures(self, count: int) -> Failed:
         """Wait until a start has failed so often; returns the last failure."""
-        self.wait_for(lambda: len(self.failures()) >= count, timeout_s)
+        self.wait_for(lambda: len(self.failures()) >= count)
         return self.failures()[-1]
 
     def ranks(self, start: int, *, count: int = 2) -> list[Rank]:
         """Wait until the ranks of a start train; returns their processes. Those of earlier starts may still live."""
-        self.wait_for(lambda: len(self._ranks(start)) == count, 120)
+        self.wait_for(lambda: len(self._ranks(start)) == count)
         return self._ranks(start)
 
     def _ranks(self, start: int) -> list[Rank]:
