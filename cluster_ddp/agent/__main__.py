@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return orders.wait_as_spare(asked)
         if verb == "rank":
             if above := os.environ.get(Env.AGENT):  # torchrun, between them, would not end
-                processes.end_with(above)
+                processes.end_with(above, signal.SIGTERM)
             return task.Task(asked, int(os.environ["RANK"]), os.environ).keep()
         return task.run(asked)
 

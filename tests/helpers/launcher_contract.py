@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launchers import HELPERS, SIGNALS, Job
-from slowness import scaled
+from slowness import scaled, wait_until
 
 NOT_ASKED = {("torchrun", "status 0 after signals")}
 """Its agent ends its workers at its first signal."""
@@ -68,7 +68,8 @@ def lost_keeper(job: Job) -> None:
 
 def nothing_is_left(job: Job) -> None:
     """On a cluster Slurm ends the ranks; the sandbox's, without control groups, may lose sight of an orphan."""
-    assert not [pid for pid, _ in map(job.rank, (0, 1)) if Path(f"/proc/{pid}").exists()], "ranks are left behind"
+    pids = [pid for pid, _ in map(job.rank, (0, 1))]
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), said=lambda: "ranks are left behind")
 
 
 def lost_node(job: Job) -> None:

@@ -92,7 +92,8 @@ def _without_requests(env: Mapping[str, str]) -> Mapping[str, str]:
 
 def _gpus_per_node(shown: str) -> str | None:
     """The number of GPUs on each node that a job has asked for, as `scontrol show job` shows it."""
-    found = re.search(r"\bTresPerNode=\S*?gpu(?::[^:=,\s]+)?(?:[:=](\d+))?(?=[,\s]|$)", shown)
+    kind = r"(?::[^:=,\s]+)?"
+    found = re.search(rf"\bTresPerNode=\S*?gpu(?:{kind}[:=](\d+)|{kind})(?=[,\s]|$)", shown)
     return (found[1] or "1") if found else None
 
 
