@@ -99,6 +99,11 @@ def restart_controller(layout: Layout, *, after_s: float) -> None:
     bring_back_controller(layout)
 
 
+def let_controller_save() -> None:
+    """Wait until slurmctld has saved what it knows now: 5 s after a change at the latest, and no event tells it."""
+    time.sleep(6)
+
+
 def lose_controller(layout: Layout) -> None:
     """slurmctld gets SIGKILL.
 

@@ -33,6 +33,15 @@ def wait_until(condition: Callable[[], object], *, said: Callable[[], object] = 
         time.sleep(pause_s)
 
 
+def stays(condition: Callable[[], object], seconds: float = 0.5) -> None:
+    """Check that something holds, also for a while in which its end would come. A slow machine fails nothing."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert condition()
+        time.sleep(0.05)
+    assert condition()
+
+
 @functools.cache
 def slowness() -> float:
     """How many times longer than `NOMINAL_S` the import of torch takes, at least 1; measured once in a session."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from slowness import wait_until
+from slowness import stays, wait_until
 
 from cluster_ddp import processes
 
@@ -44,13 +43,11 @@ def test_a_process_that_runs_is_settled_in_a_while(work: Callable[[], object]) -
 
 def test_a_process_that_has_waited_for_a_core_since_is_not_settled() -> None:
     with forked(spin), forked(lambda: spin(os.SCHED_IDLE)) as pid:
-        time.sleep(0.5)
-        assert not processes.is_settled(pid)
+        stays(lambda: not processes.is_settled(pid))
 
 
 def test_a_process_that_has_ended_is_not_settled() -> None:
     with forked(lambda: None) as pid:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        time.sleep(0.2)
-        assert not processes.is_settled(pid)
+        stays(lambda: not processes.is_settled(pid), 0.2)
     assert not processes.is_settled(pid)

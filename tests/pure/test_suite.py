@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import sources
@@ -43,3 +44,24 @@ def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:
     folders = {path.parent for path in (TESTS / "ranks").rglob("test_*.py")} - {TESTS / "ranks"}
     quick = [path for path in (TESTS / "ranks").rglob("test_*.py") if "mark.quick" in path.read_text()]
     assert [folder for folder in folders if not any(folder in path.parents for path in quick)] == []
+
+
+def test_no_test_sleeps() -> None:
+    """It waits for an event by `wait_until`, or looks whether something `stays`. Stand-ins inside it may be slow."""
+    found = []
+    for path in TESTS.rglob("test_*.py"):
+        tests = (node for node in sources.nodes(path) if isinstance(node, ast.FunctionDef))
+        for test in (one for one in tests if one.name.startswith("test_")):
+            calls = (node for node in own_nodes(test) if isinstance(node, ast.Call))
+            found += [f"{path.name}:{one.lineno}" for one in calls if ast.unparse(one.func) == "time.sleep"]
+    assert found == []
+
+
+def own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions in it."""
+    left: list[ast.AST] = [*function.body]
+    while left:
+        node = left.pop()
+        if not isinstance(node, ast.FunctionDef | ast.Lambda):
+            yield node
+            left += ast.iter_child_nodes(node)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, sandbox_name, skip
-from slowness import scaled
+from slowness import wait_until
 
 from cluster_ddp.errors import JobNotFoundError, SandboxError
 from cluster_ddp.sandbox import accounting, cluster, prerequisites
@@ -87,15 +87,11 @@ def test_the_first_hour(accounted: Cluster, project: Path) -> None:
     assert (project / link).resolve() == (project / folder).resolve()
     assert "Cancelled job" in said(accounted, project, "cancel", link)
     (project / "hold").unlink()
-    deadline = time.monotonic() + scaled(120)
-    while not re.search(r"CANCELLED", shown := said(accounted, project, "status")):
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.3)
-    assert re.search(r"^\d+ +my_train +COMPLETED", shown, re.MULTILINE)
+    wait_until(lambda: "CANCELLED" in said(accounted, project, "status"), pause_s=0.3)
+    assert re.search(r"^\d+ +my_train +COMPLETED", said(accounted, project, "status"), re.MULTILINE)
     charged = ("sacct", "--noheader", "--format=account", "--allocations", f"--jobs={job}")
-    while accounted.run(*charged).stdout.split() != ["lab"]:  # slurmctld tells slurmdbd in a while
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    # slurmctld tells slurmdbd in a while.
+    wait_until(lambda: accounted.run(*charged).stdout.split() == ["lab"], pause_s=0.3)
 
 
 REFUSED = [
@@ -133,11 +129,10 @@ def test_what_slurm_lets_wait_is_explained(accounted: Cluster, project: Path) ->
         assert done.returncode == 0, done.stderr
         warned = "The partition main does not name the account guest among those that may use it" in done.stderr
         assert warned is ("--account=guest" in options)
-    deadline = time.monotonic() + scaled(60)
-    while not all(reason in (shown := said(accounted, project, "status")) for _, reason, _ in WAITING):
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.3)
-    assert all(words in shown for *_, words in WAITING), shown
+    shown = functools.partial(said, accounted, project, "status")
+    reasons = [reason for _, reason, _ in WAITING]
+    wait_until(lambda: all(map(shown().__contains__, reasons)), said=shown, pause_s=0.3)
+    assert all(words in shown() for *_, words in WAITING), shown()
     commands.run(["scancel", "--user=root"], env=accounted.env)
 
 
@@ -147,10 +142,7 @@ def test_a_job_that_slurmctld_has_forgotten_is_in_the_accounting(accounted: Clus
     done = run(accounted, project, "submit", *words)
     assert done.returncode == 3, done.stdout + done.stderr
     job = re.search(r"Submitted job (\d+)", done.stdout)[1]
-    deadline = time.monotonic() + scaled(300)
-    while accounted.run("scontrol", "show", "job", job).returncode == 0:
-        assert time.monotonic() < deadline
-        time.sleep(1)
+    wait_until(lambda: accounted.run("scontrol", "show", "job", job).returncode, pause_s=1)
     (status,) = job_status.job_statuses(job, env=accounted.env)
     assert (status.state, status.exit_code, status.restarts) == ("FAILED", 3, 1)
     assert re.search(rf"^{job} +bash +FAILED +00:0", said(accounted, project, "status"), re.MULTILINE)

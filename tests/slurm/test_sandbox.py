@@ -120,9 +120,7 @@ def test_a_node_that_is_cut_is_given_up_and_takes_a_step_when_it_is_back(slurm: 
 
     argv = ("srun", "--nodelist=node2", "--time=5", "/bin/sleep", "3600")
     with subprocess.Popen(argv, env=slurm.env, stderr=subprocess.PIPE, text=True) as job:
-        while not sleeps():
-            assert job.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: sleeps() or job.poll() is not None)
         faults.cut_node(slurm.layout, "node2")
         _, said = job.communicate(timeout=scaled(120))
     assert (job.returncode != 0, "node failure" in said.lower(), sleeps()) == (True, True, False), said
@@ -214,16 +212,11 @@ def test_it_ends_with_the_process_that_wants_it(begun: bool) -> None:
     """Killed, at any time: nobody could take away what it has started, and daemons and namespaces would stay."""
     wanted = f"from cluster_ddp.sandbox import cluster; cluster.up({NAME!r}, nodes=1, gpus_per_node=0); input()"
     process = subprocess.Popen([sys.executable, "-c", wanted], stdin=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + scaled(120)
     try:
-        while len(network.processes(NAME)) < (4 if begun else 1) or (begun and not is_idle()):
-            assert process.poll() is None and time.monotonic() < deadline, "it did not start"
-            time.sleep(0.02)
+        wait_until(lambda: len(network.processes(NAME)) >= (4 if begun else 1) and (not begun or is_idle()))
         process.kill()
         process.communicate()
-        while traces():
-            assert time.monotonic() < deadline, traces()
-            time.sleep(0.1)
+        wait_until(lambda: not traces(), said=traces)
     finally:
         process.kill()
         process.wait()

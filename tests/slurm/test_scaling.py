@@ -8,12 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from cluster import TIMEOUT_S, Cluster
-from slowness import scaled
+from cluster import Cluster
+from slowness import wait_until
 
 pytestmark = pytest.mark.full
 
@@ -43,12 +42,9 @@ def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder
     words = ("--gpus", "1,2,4", "--one-at-a-time", *training, "--accept", "node-local-path")
     first = subprocess.Popen([*SCALING, *words], cwd=folder, env=dict(slurm.env), stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
-    deadline = time.monotonic() + scaled(TIMEOUT_S)
     while "gpus1-run1" not in (line := first.stdout.readline()) or "COMPLETED" not in line:
-        assert line and time.monotonic() < deadline
-    while not list((folder / "scaling" / "runs").glob("gpus2-run1-*/job.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        assert line
+    wait_until(lambda: list((folder / "scaling" / "runs").glob("gpus2-run1-*/job.json")))
     first.send_signal(signal.SIGKILL)
     first.wait()
     first.stdout.close()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from cluster import ROOT, Cluster, Place, output
+from slowness import stays
 
 from cluster_ddp.slurm import commands
 from cluster_ddp.submission.spec import JobSpec
@@ -73,7 +73,7 @@ def test_a_stranger_does_not_get_in(slurm: Cluster, tmp_path: Path, rank: str, w
     )
     assert stranger.stdout is not None
     assert stranger.stdout.readline() == "trying\n"
-    time.sleep(5)
+    stays(lambda: stranger.poll() is None, 5)
     (tmp_path / "go").touch()
     assert "The sum of all ranks is 1." in job.succeed()
     said, _ = stranger.communicate(timeout=120)

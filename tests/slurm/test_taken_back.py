@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,9 @@ from cluster_ddp.slurm import commands, job_status
 def test_a_signal_while_an_array_is_submitted(slurm: Cluster, tmp_path: Path, name: str) -> None:
     array = ("--no-check", "--name", f"broken{name}", "--array", "0-999", "--", "true")
     process = subprocess.Popen([*SUBMIT, *array], cwd=tmp_path, env=dict(slurm.env))
-    while not list(tmp_path.glob("runs/*_5")):  # five of its thousand folders are there
-        assert process.poll() is None
-        time.sleep(0.001)
+    # Five of its thousand folders are there.
+    wait_until(lambda: process.poll() is not None or list(tmp_path.glob("runs/*_5")), pause_s=0.001)
+    assert process.poll() is None
     process.send_signal(signal.Signals[name])
     assert process.wait(timeout=120) != 0
     assert commands.run(["squeue", "--noheader", f"--name=broken{name}"], env=slurm.env) == ""

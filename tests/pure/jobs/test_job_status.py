@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from slowness import wait_until
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import outcome
@@ -535,9 +535,8 @@ def test_ctrl_c_while_slurm_does_not_answer_is_no_traceback(fake_slurm: FakeSlur
     fake_slurm.command("squeue", 'echo $$ >"$0.pid"; exec sleep 600')
     command = [sys.executable, "-m", "cluster_ddp", "status"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not (pid := fake_slurm.folder / "squeue.pid").exists() or not pid.read_text():
-            assert process.poll() is None
-            time.sleep(0.05)
+        pid = fake_slurm.folder / "squeue.pid"
+        wait_until(lambda: process.poll() is not None or (pid.exists() and pid.read_text()))
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate()
     assert (process.returncode, complaint) == (130, "")

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import doctor_faults as faults
 import pytest
 from cluster import ROOT, Cluster, Place, output, sandbox_name, selected, skip
 from doctor_faults import Fault, Variant
-from slowness import scaled, wait_until
+from slowness import scaled, stays, wait_until
 
 import cluster_ddp
 from cluster_ddp.doctor import login_node_checks
@@ -401,7 +400,7 @@ def test_a_node_that_dies_is_named_while_slurm_does_not_know_it(place: Place, he
     hang, seen = run / File.HANG, run / File.STACK.format(0)
     is_done = '"doing": "paced_step"'  # a step
     wait_until(lambda: seen.exists() and is_done in seen.read_text(), said=lambda: output(run))
-    time.sleep(2)
+    stays(lambda: not hang.exists(), 2)
     namespace = network.NAMESPACE_ROOT / place.slurm.layout.namespace("node2")
     subprocess.run(["nsenter", f"--net={namespace}", "ip", "link", "set", "eth0", "down"], check=True)
     wait_until(hang.exists, said=lambda: output(run))

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from chaos import faults
 from cluster import ROOT, Place, output
 from paced_run import ONE_BASH, PACED, TRAINING, Run, start
 from restarting import launch
+from slowness import stays
 
 from cluster_ddp.protocol import File
 from cluster_ddp.slurm import commands
@@ -25,7 +25,7 @@ def test_the_controller_is_away_when_a_job_is_to_be_queued_again(place: Place, p
     """31. The batch script asks until slurmctld is back; scontrol of 26.05 waits for it by itself, a minute or so."""
     run = Run(place, place.start(*ONE_BASH, "--time", "10", "--", "bash", "-c", STOPS_LATER))
     run.wait_for(lambda: "begun 0" in output(run.path))
-    time.sleep(6)  # killed, slurmctld forgets its last seconds, and with them that the job has started
+    faults.let_controller_save()  # else, killed, it forgets that the job has started
     (run.path / "stop").touch()
     faults.restart_controller(place.slurm.layout, after_s=45)
     said = run.completed(restarts=1)
@@ -79,7 +79,7 @@ def test_a_file_system_that_hangs(place: Place, uninterrupted: list[dict], tmp_p
     try:
         fcntl.ioctl(folder, FREEZE, 0)
         try:
-            time.sleep(30)
+            stays(lambda: run.status().state == "RUNNING", 30)
         finally:
             fcntl.ioctl(folder, THAW, 0)
         said = run.completed(restarts=0)
@@ -101,7 +101,7 @@ def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
     runs = [first, Run(place, Path(f"{str(first.path)[:-1]}1"))]
     for run in runs:
         run.wait_for_step(6)
-    time.sleep(6)  # killed, slurmctld forgets its last seconds, and with them that a job has started
+    faults.let_controller_save()  # else, killed, it forgets that a job has started
     faults.restart_controller(place.slurm.layout, after_s=2)
     commands.run(["scontrol", "requeue", f"{runs[1].job}"], env=place.slurm.env)
     for run, restarts in zip(runs, (0, 1)):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
 from chaos import faults
 from cluster import Cluster, Place, output, records
 from paced_run import ONE_BASH, ONE_TASK, TWO_TASKS, Run, start
-from slowness import wait_until
+from slowness import stays, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.protocol import Env
@@ -39,7 +38,7 @@ def test_a_warning_before_there_is_a_checkpointer(place: Place) -> None:
     for phase in ("begun", "imported"):
         run.wait_for(lambda phase=phase: len(list(run.path.glob(f"{phase}-*"))) == 2)
         run.slurm("scancel", "--signal=USR1", run.job)
-        time.sleep(2)  # it does not die of it
+        stays(lambda: run.status().state == "RUNNING", 2)  # it does not die of it
         (run.path / f"after {phase}").touch()
     said = run.completed(restarts=1)
     assert re.search(r"Stopped after step 1 \(epoch 1\): rank \d: node\d got USR1. Saved", said)

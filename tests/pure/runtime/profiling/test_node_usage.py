@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slowness import stays, wait_until
 
 from cluster_ddp.runtime.profiling import node_usage
 from cluster_ddp.runtime.profiling.node_usage import Sampler
@@ -35,9 +36,8 @@ def records(run_dir: Path) -> list[dict]:
 
 def test_it_writes_until_it_is_stopped(tmp_path: Path) -> None:
     made = Sampler(tmp_path, TOPOLOGY, {"SLURM_CPUS_ON_NODE": "1"})
-    deadline = time.monotonic() + 30
-    while len(records(tmp_path)) < 2 and time.monotonic() < deadline:
-        hashlib.sha256(bytes(1 << 22))  # busy, but without Python's global lock
+    # Busy, but without Python's global lock.
+    wait_until(lambda: hashlib.sha256(bytes(1 << 22)) and len(records(tmp_path)) >= 2, pause_s=0)
     made.stop()
     count = len(records(tmp_path))
     assert count >= 2
@@ -46,8 +46,7 @@ def test_it_writes_until_it_is_stopped(tmp_path: Path) -> None:
         assert 0 <= record["cpu"] <= 1 and record["seconds"] > 0
     assert records(tmp_path)[0]["memory"] > 1 << 20
     assert max(record["cpu"] for record in records(tmp_path)) > 0.1
-    time.sleep(0.3)
-    assert len(records(tmp_path)) == count
+    stays(lambda: len(records(tmp_path)) == count, 0.3)
     assert (tmp_path / "usage-3.jsonl").stat().st_mode & 0o777 == 0o600
 
 
@@ -61,10 +60,11 @@ def test_a_peak_of_memory_between_two_records_is_recorded(tmp_path: Path, monkey
     readings = iter([1, 7, 2])
     source = SimpleNamespace(cpu_s=lambda: 0.0, memory_bytes=lambda: next(readings, 3) << 30)
     monkeypatch.setattr(node_usage, "_source", lambda env: source)
+    clock = itertools.count()  # a second at each look: a record has several samples, also on a busy machine
+    monkeypatch.setattr(node_usage, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), time=lambda: 0.0))
+    monkeypatch.setattr(node_usage, "WRITE_S", 10.0)
     made = Sampler(tmp_path, TOPOLOGY, {})
-    deadline = time.monotonic() + 30
-    while not records(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: records(tmp_path))
     made.stop()
     assert records(tmp_path)[0]["memory"] == 7 << 30
 
@@ -77,11 +77,10 @@ def test_a_record_has_the_energy_of_its_samples_or_none(tmp_path: Path, monkeypa
     gpus = SimpleNamespace(sample=lambda: next(samples), shared=lambda: [True, False])
     monkeypatch.setattr(node_usage, "_gpus", lambda env: gpus)
     made = Sampler(tmp_path, TOPOLOGY, {})
-    deadline = time.monotonic() + 30
-    while not (sampled := [one for one in records(tmp_path) if one["gpus"]]) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    sampled = lambda: [one["gpus"] for one in records(tmp_path) if one["gpus"]]  # noqa: E731
+    wait_until(sampled)
     made.stop()
-    first, second = sampled[0]["gpus"]
+    first, second = sampled()[0]
     assert first == {"power_w": 9.0, "energy_j": first["energy_j"], "shared": 1.0}
     assert first["energy_j"] / 6.25 in range(1, 6) and second == {"power_w": 9.0}
 
@@ -121,7 +120,6 @@ def test_a_folder_that_this_node_does_not_have(tmp_path: Path, caplog: pytest.Lo
 def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "usage-3.jsonl").mkdir()
     made = Sampler(tmp_path, TOPOLOGY, {})
-    time.sleep(0.5)
     made.stop()
     assert caplog.text.count("How this node is used is no longer recorded.") == 1
 
@@ -138,9 +136,7 @@ def test_without_a_free_descriptor_a_record_is_left_out(
 
     monkeypatch.setattr(node_usage, "append", append)
     made = Sampler(tmp_path, TOPOLOGY, {})
-    deadline = time.monotonic() + 30
-    while not records(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: records(tmp_path))
     made.stop()
     assert records(tmp_path) and caplog.text == ""
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slowness import scaled, wait_until
+from slowness import scaled, stays, wait_until
 from tasks import AT_ONCE, PLACE, WARNINGS, started
 
 from cluster_ddp import processes
@@ -65,8 +65,7 @@ def test_a_warning_waits_for_a_command_that_has_no_handler_yet(
         task.send_signal(number)
         if options and number in WARNINGS and not around:
             os.killpg(task.pid, number)  # as Slurm does without control groups
-        time.sleep(0.5)
-        assert task.poll() is None
+        stays(lambda: task.poll() is None)
         go.touch()
         assert task.wait(timeout=scaled(30)) == 75
 
@@ -208,9 +207,7 @@ def test_the_end_of_the_others_does_not_change_the_status() -> None:
     """srun sends TERM to the tasks that are left when one has ended."""
     with started("bash", "-c", "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done", **AT_ONCE) as task:
         assert task.stdout is not None and task.stdout.readline() == "ready\n"
-        while task.poll() is None:
-            task.send_signal(signal.SIGUSR1)
-            time.sleep(0.02)
+        wait_until(lambda: task.send_signal(signal.SIGUSR1) or task.poll() is not None)
         assert task.returncode == 75
 
 
@@ -228,8 +225,7 @@ def test_what_nohup_has_started_survives_the_end_of_a_terminal(tmp_path: Path) -
     with started("sh", "-c", shlex.join([sys.executable, "-c", code]) + "; exit 4", program=("nohup",)) as task:
         assert task.stdout is not None and task.stdout.readline() == "True\n"
         os.killpg(task.pid, signal.SIGHUP)
-        time.sleep(0.3)
-        assert task.poll() is None
+        stays(lambda: task.poll() is None, 0.3)
 
 
 @pytest.mark.parametrize("is_typed", [True, False])

@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from slowness import scaled, wait_until
+from slowness import scaled, stays, wait_until
 from tasks import PLACE
 
 from cluster_ddp import processes
@@ -115,7 +114,7 @@ def test_a_suspension_is_no_signal(tmp_path: Path) -> None:
     for _ in range(3):
         os.killpg(kept.process.pid, signal.SIGSTOP)
         wait_until(lambda: processes.is_stopped(kept.process.pid))
-        time.sleep(0.7)  # longer than its tick
+        stays(lambda: processes.is_stopped(kept.process.pid), 0.7)  # longer than its tick
         os.killpg(kept.process.pid, signal.SIGCONT)
     (tmp_path / "go").touch()
     status, has_killed, ends, err = kept.end()
@@ -127,7 +126,7 @@ def test_a_warning_reaches_all_and_waits_for_each(tmp_path: Path) -> None:
     kept = Kept(tmp_path, LISTENS, f"while ! [ -e go ]; do sleep 0.02; done; {LISTENS}", patience_s=30)
     kept.wait_until_ready(1)
     kept.process.send_signal(signal.SIGUSR1)
-    time.sleep(0.4)
+    stays(lambda: kept.process.poll() is None, 0.4)
     (tmp_path / "go").touch()
     status, _, ends, _ = kept.end()
     assert (status, sorted(end[:2] for end in ends)) == (75, [[0, 75], [1, 75]])

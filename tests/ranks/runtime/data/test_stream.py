@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from ranks import job_ids, run_ranks, slurm_step
-from slowness import scaled
+from slowness import wait_until
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import cluster_ddp
@@ -313,7 +313,4 @@ def test_a_worker_ends_with_its_rank_and_the_others_do_not_wait_for_it(tmp_path:
     environments = [slurm_step(rank, 2, job_id=job_id, WORKER=str(worker)) for rank in range(2)]
     ends = run_ranks(killed_while_its_worker_reads, environments, tmp_path, timeout_s=100)
     assert [end.exit_code is None for end in ends] == [False, False], ends
-    deadline = time.monotonic() + scaled(60)
-    while processes.running(int(worker.read_text())) is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: processes.running(int(worker.read_text())) is None)

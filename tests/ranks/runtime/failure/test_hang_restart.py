@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from ranks import slurm_step
-from slowness import wait_until
+from slowness import stays, wait_until
 
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import hang_watch, last_progress, stacks
@@ -132,10 +132,7 @@ def test_the_store_is_left_alone_while_all_ranks_begin(folder: Path, monkeypatch
     watch = HangWatch(topology, asked.append, warning_s=600.0, timeout_s=600.0)
     watch.start()
     try:
-        deadline = time.monotonic() + 60
-        while not (folder / "stack-rank1.txt").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        assert asked == [] and (folder / "stack-rank1.txt").exists()
+        wait_until((folder / "stack-rank1.txt").exists)
+        stays(lambda: asked == [], 0.2)
     finally:
         watch.stop()

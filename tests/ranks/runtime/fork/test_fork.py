@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -300,8 +299,7 @@ def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
     assert slow != STAND_IN[2]
     script = f"{SAY}import signal, sys, time\nsignal.signal(10, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
     process = started(tmp_path, script, program=(sys.executable, "-c", slow))
-    while not processes.catches(process.pid, signal.SIGUSR1):
-        time.sleep(0.01)
+    wait_until(lambda: processes.catches(process.pid, signal.SIGUSR1))
     process.send_signal(signal.SIGUSR1)
     assert process.wait(timeout=scaled(30)) == 75
 

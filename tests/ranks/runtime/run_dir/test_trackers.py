@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from slowness import stays
 from tracked import READERS, Values, truth
 
 from cluster_ddp.protocol import GLOBAL_STEP
@@ -220,7 +221,7 @@ def test_nothing_is_touched_before_it_is_known_which_records_stay(
     (tmp_path / "trackers").mkdir()
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train"}\n')
     waiting = Tracking(["tensorboard"], tmp_path, MetricsFile(tmp_path / "metrics.jsonl"), is_restart=False)
-    time.sleep(0.1)
+    stays(lambda: list((tmp_path / "trackers").iterdir()) == [], 0.1)
     waiting.stop()
     assert list((tmp_path / "trackers").iterdir()) == [] and not (tmp_path / "trackers.1").exists()
 
