@@ -15,7 +15,8 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _SIGSET_BYTES = 128  # of a sigset_t, in glibc and musl
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CGROUPS = Path("/sys/fs/cgroup")
-_LATE_S, _LOOK_S = 5.0, 1.0
+_LATE_S = 5.0
+_LOOK_S = 1.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

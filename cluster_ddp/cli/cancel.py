@@ -36,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
         if (elsewhere := run_there("cancel", argv)) is not None:
             return elsewhere
         if not arguments.jobs:
-            asked, run = "Cancelling a job:", find_runs.newest("Cancelling a job:", arguments.runs_dir)
+            asked = "Cancelling a job:"
+            run = find_runs.newest(asked, arguments.runs_dir)
             label = run.job_id or str(run.run_dir)
             found = f"no job is named. The newest run is job {label} ({run.name})."
             raise JobError(asked, printable(found), f"{PROGRAM} {shlex.quote(label)}")

@@ -33,12 +33,12 @@ def wait_until(condition: Callable[[], object], *, said: Callable[[], object] = 
         time.sleep(pause_s)
 
 
-def stays(condition: Callable[[], object], seconds: float = 0.5) -> None:
+def stays(condition: Callable[[], object], seconds: float = 0.5, *, pause_s: float = 0.05) -> None:
     """Check that something holds, also for a while in which its end would come. A slow machine fails nothing."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert condition()
-        time.sleep(0.05)
+        time.sleep(pause_s)
     assert condition()
 
 

@@ -42,7 +42,7 @@ _MEMORY = {
 }
 _GPUS_REQUESTED = {
     **{"SLURM_GPUS": "TresPerJob", "SLURM_GPUS_PER_NODE": "TresPerNode", "SLURM_GPUS_PER_SOCKET": "TresPerSocket"},
-    **{"SLURM_GPUS_PER_TASK": "TresPerTask", "SLURM_TRES_PER_TASK": "TresPerTask"},  # up to 22.05; later
+    **{"SLURM_GPUS_PER_TASK": "TresPerTask", "SLURM_TRES_PER_TASK": "TresPerTask"},  # 22.05; 26.05
     **{"SLURM_NTASKS_PER_GPU": "NtasksPerTRES"},
 }
 # Of a step; by the second, a step of srun binds its tasks to CPUs that another job may not have.

@@ -91,16 +91,16 @@ def results(folder: Path, label: str, tasks: int) -> list[Any]:
             refuse_others(path)
     found = {rank: pickle.loads(path.read_bytes()) for rank, path in enumerate(paths) if path.exists()}
     outcome, value = found.get(0, ("", None))
-    if outcome == "success":  # the last start may have had fewer ranks
-        found = {rank: one for rank, one in found.items() if rank < value.ranks}
-    for rank in sorted(found, key=lambda rank: paths[rank].stat().st_mtime):
+    ranks = value.ranks if outcome == "success" else tasks  # the last start may have had fewer
+    there = [rank for rank in range(ranks) if rank in found]
+    for rank in sorted(there, key=lambda rank: paths[rank].stat().st_mtime):
         outcome, value = found[rank]
         if outcome == "error":
             raise JobError(asked, f"rank {rank} failed.\n{str(value).strip()}", hint)
-    for rank in range(found[0][1].ranks if 0 in found else 1):
+    for rank in range(ranks):
         if rank not in found:
             raise JobError(asked, f"rank {rank} ended without a result.", hint)
-    return [found[rank][1].value for rank in sorted(found)]
+    return [found[rank][1].value for rank in range(ranks)]
 
 
 class Result(NamedTuple):

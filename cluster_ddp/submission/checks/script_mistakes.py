@@ -77,8 +77,8 @@ def refuse_windows_lines(command: Sequence[str], folder: Path) -> None:
     run, word = target(command), program_words(command)[0]
     if run.kind == "script":
         word = run.words[0]
-    elif run.kind == "code" and run.program == "shell":  # bash -c './run.sh 1'
-        word = next(iter(" ".join(run.words[:1]).split()), word)
+    elif run.kind == "code" and run.program == "shell" and run.words:  # bash -c './run.sh 1'
+        word = (run.words[0].split() or [word])[0]
     path = folder / word
     if run.program == "python" or ("/" not in word and run.kind != "script") or not path.is_file():
         return

@@ -452,8 +452,9 @@ def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setup", [True, False])
 def test_a_warning_from_before_the_ranks_does_not_end_the_script(tmp_path: Path, setup: bool) -> None:
     """bash would die of it, with an empty log."""
-    begun, goes_on = tmp_path / "begun", tmp_path / "goes on"
-    lines = (f"touch {shlex.quote(str(begun))}", f"until [[ -e {shlex.quote(str(goes_on))} ]]; do sleep 0.05; done")
+    begun = tmp_path / "it's begun"
+    warned = tmp_path / "it's warned"
+    lines = (f"touch {shlex.quote(str(begun))}", f"until [[ -e {shlex.quote(str(warned))} ]]; do sleep 0.05; done")
     spec = JobSpec(name="x", command=("true",), setup=lines if setup else ())
     text = frozen(spec, tmp_path)
     if not setup:
@@ -462,5 +463,5 @@ def test_a_warning_from_before_the_ranks_does_not_end_the_script(tmp_path: Path,
     wait_until(begun.exists)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         process.send_signal(number)
-    goes_on.touch()
+    warned.touch()
     assert process.wait(timeout=scaled(60)) == 7, process.communicate()

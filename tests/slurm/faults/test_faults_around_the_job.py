@@ -79,7 +79,7 @@ def test_a_file_system_that_hangs(place: Place, uninterrupted: list[dict], tmp_p
     try:
         fcntl.ioctl(folder, FREEZE, 0)
         try:
-            stays(lambda: run.status().state == "RUNNING", 30)
+            stays(lambda: run.status().state == "RUNNING", 30, pause_s=1)
         finally:
             fcntl.ioctl(folder, THAW, 0)
         said = run.completed(restarts=0)

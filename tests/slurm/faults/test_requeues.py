@@ -38,7 +38,7 @@ def test_a_warning_before_there_is_a_checkpointer(place: Place) -> None:
     for phase in ("begun", "imported"):
         run.wait_for(lambda phase=phase: len(list(run.path.glob(f"{phase}-*"))) == 2)
         run.slurm("scancel", "--signal=USR1", run.job)
-        stays(lambda: run.status().state == "RUNNING", 2)  # it does not die of it
+        stays(lambda: run.status().state == "RUNNING", 2, pause_s=0.3)  # it does not die of it
         (run.path / f"after {phase}").touch()
     said = run.completed(restarts=1)
     assert re.search(r"Stopped after step 1 \(epoch 1\): rank \d: node\d got USR1. Saved", said)
