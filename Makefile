@@ -39,10 +39,10 @@ quick: check  ## check, the tests without torch, and one of each package with ra
 	$(PURE)
 	$(PYTEST) --numprocesses=auto tests/ranks -m quick
 
-test: $(VENV)/.installed  ## the tests of what README and docs/faults.md promise, on a real Slurm (as root on Debian/Ubuntu)
+test: $(VENV)/.installed  ## the tests of what README promises and of most faults, on a real Slurm (as root on Debian/Ubuntu)
 	$(PYTEST) -m "not full"
 
-test-all: $(VENV)/.installed-interop  ## all tests: a newer Slurm, other libraries, rehearsals and whole trainings, too
+test-all: $(VENV)/.installed-interop  ## all tests: rare faults, a newer Slurm, other libraries, rehearsals and whole trainings, too
 	$(PYTEST)
 
 # Its data files: those of processes that ran elsewhere, too. Following each line makes all processes slower.

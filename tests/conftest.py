@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import hypothesis
 import pytest
 import signal_handlers
 import slowness
-from cluster import skip
+from cluster import SKIPPED
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.task import supervisor
@@ -90,10 +91,23 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     second Slurm that a file is tested on makes it another file.
     """
     used = [fixture for named in item._fixtureinfo.name2fixturedefs.values() for fixture in named]
-    is_on_slurm = _SLURM in item.path.parents and _SLURM / "faults" not in item.path.parents
-    if is_on_slurm or any(fixture.scope == "module" for fixture in used):
+    if _stays_together(item.path) or any(fixture.scope == "module" for fixture in used):
         slurm = item.callspec.params.get("slurm") if hasattr(item, "callspec") else None
         item.add_marker(pytest.mark.xdist_group("-".join(filter(None, (item.path.name, slurm)))))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What is skipped for want of Slurm gets one place: pytest then counts it in one line at the end."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and SKIPPED in report.longrepr[2]:
+        report.longrepr = (str(_SLURM), 0, report.longrepr[2])
+    return report
+
+
+@functools.cache
+def _stays_together(path: Path) -> bool:
+    return _SLURM in path.parents and _SLURM / "faults" not in path.parents
 
 
 @pytest.hookimpl(trylast=True)  # after pytest has put those of one Slurm together, in all files
@@ -102,7 +116,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Tests of jobs on Slurm wait much, the longest of the others compute: one of these after three of those.
     """
-    paths = dict.fromkeys(item.path for item in items if _SLURM in item.path.parents)
+    paths = [path for path in dict.fromkeys(item.path for item in items) if _SLURM in path.parents]
     slurm = sorted(paths, key=lambda path: path.name not in _LONGEST_ON_SLURM)
     turns = {path: float(number) for number, path in enumerate(slurm)}
     longest = {name: 3 * number + 2.5 for number, name in enumerate(_LONGEST)}
@@ -162,7 +176,8 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("mnist")
     source = os.environ.get("MNIST_FROM", "")
     if not source:
-        skip("MNIST is not at hand: run scripts/download_data.py, or set MNIST_FROM to a folder with its files")
+        reason = "MNIST is not at hand: run scripts/download_data.py, or set MNIST_FROM to a folder with its files"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     command = [sys.executable, "scripts/download_data.py", "--data-dir", str(folder), "--from", source]
     subprocess.run(command, cwd=_ROOT, check=True)
     return folder

@@ -89,12 +89,12 @@ def connect(name: str) -> Iterator[Host]:
     A connection that the user's own configuration shares (ControlPath) is used instead.
 
     Raises:
-        RemoteError: there is no ssh here.
+        RemoteError: the name is an option of ssh, or there is no ssh here.
     """
-    if shutil.which("ssh") is None:
-        raise RemoteError(f"Connecting to {name}:", "there is no ssh on this machine.", "install OpenSSH's client")
     if name.startswith("-"):
         raise RemoteError(f"Connecting to {name}:", f"{name} is not the name of a machine.", "write --on HOST")
+    if shutil.which("ssh") is None:
+        raise RemoteError(f"Connecting to {name}:", "there is no ssh on this machine.", "install OpenSSH's client")
     settings = subprocess.run(["ssh", "-G", "--", name], capture_output=True, text=True).stdout.splitlines()
     if any(line.startswith("controlpath ") and line != "controlpath none" for line in settings):
         yield Host(name=name, options=())

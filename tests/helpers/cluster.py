@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 from slowness import scaled
 
+from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
@@ -40,11 +41,16 @@ def sandbox_name(purpose: str) -> str:
     return "-".join([purpose, *filter(None, process)])
 
 
-def skip(reason: str) -> NoReturn:
-    """Skip with a reason; in CI that is a failure."""
+SKIPPED = "SLURM TESTS SKIPPED"
+
+
+def skip(error: ClusterDDPError) -> NoReturn:
+    """Skip, as Slurm can't run here; in CI that is a failure. All such tests are one line at the end (conftest.py)."""
     if os.environ.get("CI"):
-        pytest.fail(f"in CI no Slurm test may skip: {reason}")
-    pytest.skip(f"SLURM TEST SKIPPED: {reason}")
+        pytest.fail(f"in CI no Slurm test may skip: {error}")
+    pytest.skip(
+        f"{SKIPPED}: {' '.join(error.found.split())} Hint: {error.hint}"
+    )  # what was asked has the process's name
 
 
 def selected(request: pytest.FixtureRequest, name: str) -> list[Any]:

@@ -179,7 +179,7 @@ def test_a_run_directory_of_somebody_else_is_refused(place: Place, is_link: bool
 
 def test_a_command_that_may_lack_its_script_here_is_not_refused(place: Place) -> None:
     show = "import os; os.write(1, (' '.join(map(os.environ.get, ['RANK', 'WORLD_SIZE'])) + '\\n').encode())"
-    done = place.launch("--ranks", "2", "--", "env", "-C", "/", "python", "-c", show)
+    done = place.launch("--ranks", "2", "--", "env", "-C", "/", sys.executable, "-c", show)
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0 2", "1 2"])
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import sources
 
 TESTS = Path(__file__).parents[1]
+NAME = re.compile(r"`(?:tests/[\w/]*/)?(test_\w+…?)(?:\.py)?`")
 
 
 def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
@@ -25,19 +26,36 @@ def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
 
 
 def test_make_test_has_what_documents_promise() -> None:
-    """What README and docs/faults.md name, by its whole name or its beginning, is not for `make test-all` only."""
-    promised = "".join((TESTS.parent / name).read_text() for name in ("README.md", "docs/faults.md"))
-    named = re.findall(r"`(?:tests/[\w/]*/)?(test_\w+)(?:\.py)?(…?)`", promised)
-    whole, beginnings = ({name for name, more in named if bool(more) == is_beginning} for is_beginning in (False, True))
-    later = []
+    """README and docs/faults.md name tests by their whole names, or their beginnings ("…").
+
+    Those behind "in `make test-all`" are marked `full`, and no other.
+    """
+    lines = "".join((TESTS.parent / name).read_text() for name in ("README.md", "docs/faults.md")).splitlines()
+    named = {is_later: set[str]() for is_later in (False, True)}
+    for line in lines:
+        first, _, later = line.partition("in `make test-all`")
+        named[False].update(NAME.findall(first))
+        named[True].update(NAME.findall(later))
+    full, all_names = _names_of_tests()
+    assert [one for name in named[False] for one in full if _is(name, one)] == []
+    assert [name for name in named[True] if not any(_is(name, one) for one in full)] == []
+    assert [name for name in named[False] if not any(_is(name, one) for one in all_names)] == []
+
+
+def _names_of_tests() -> tuple[set[str], set[str]]:
+    """Those of files and tests that are marked `full`, and of all."""
+    full, all_names = set[str](), set[str]()
     for path in TESTS.rglob("test_*.py"):
         is_later = any(ast.unparse(node) == "pytestmark = pytest.mark.full" for node in sources.tree(path).body)
         tests = [node for node in sources.nodes(path) if isinstance(node, ast.FunctionDef)]
-        later += [path.stem] if is_later else []
-        later += [
-            node.name for node in tests if is_later or "pytest.mark.full" in map(ast.unparse, node.decorator_list)
-        ]
-    assert [one for one in later if one in whole or one.startswith(tuple(beginnings))] == []
+        later = [one for one in tests if is_later or "pytest.mark.full" in map(ast.unparse, one.decorator_list)]
+        full |= {one.name for one in later} | ({path.stem} if is_later else set())
+        all_names |= {one.name for one in tests} | {path.stem}
+    return full, all_names
+
+
+def _is(named: str, name: str) -> bool:
+    return name.startswith(named[:-1]) if named.endswith("…") else name == named
 
 
 def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:

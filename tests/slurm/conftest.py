@@ -20,7 +20,7 @@ def machine() -> None:
         prerequisites.install()
         prerequisites.require()
     except SandboxError as error:
-        skip(str(error))
+        skip(error)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -62,4 +62,4 @@ def slurm(request: pytest.FixtureRequest, sandboxes: Callable[[str | None], Clus
     try:
         return sandboxes(request.param)
     except SandboxError as error:  # a container that may not make network namespaces, say
-        skip(str(error))
+        skip(error)

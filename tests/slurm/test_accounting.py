@@ -34,7 +34,7 @@ def accounted(machine: None) -> Iterator[Cluster]:
         prerequisites.install(accounting.PROGRAMS, accounting.PACKAGES)
         layout = cluster.up(name, nodes=2, gpus_per_node=2, with_accounting=True)
     except SandboxError as error:
-        skip(str(error))
+        skip(error)
     env = cluster.environment(name)
     try:
         yield Cluster(layout, {**env, "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"})

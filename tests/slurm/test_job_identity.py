@@ -27,7 +27,7 @@ def new_cluster(folder: Path) -> Iterator[Place]:
     try:
         layout = cluster.up(name, nodes=1, gpus_per_node=1)
     except SandboxError as error:
-        skip(str(error))
+        skip(error)
     try:
         env = cluster.environment(name)
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"

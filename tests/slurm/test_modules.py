@@ -21,7 +21,7 @@ def home(machine: None, tmp_path: Path) -> Path:
     try:
         prerequisites.install(("modulecmd",), ("environment-modules",))
     except SandboxError as error:
-        skip(str(error))
+        skip(error)
     home = tmp_path / "it's home"
     (home / "modules" / "cuda").mkdir(parents=True)
     (home / "modules" / "cuda" / "12.8").write_text("#%Module\nsetenv CUDA_SEEN 12.8\n")

@@ -60,7 +60,7 @@ def sshd(slurm: Cluster, tmp_path: Path) -> Iterator[Path]:
     try:
         prerequisites.install(("sshd", "rsync"), ("openssh-server", "rsync"))
     except SandboxError as error:
-        skip(str(error))
+        skip(error)
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
     for name in ("host_key", "user_key"):

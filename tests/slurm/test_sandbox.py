@@ -135,7 +135,7 @@ def test_another_slurm_beside_the_systems() -> None:
     try:
         slurm_download.fetch(version)
     except SandboxError as error:
-        skip(str(error))
+        skip(error)
     systems = shutil.which("srun")
     done = door("up", "--name", NAME, "--nodes", "2", "--slurm-version", version)
     cluster.keep(NAME)

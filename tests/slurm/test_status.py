@@ -56,7 +56,7 @@ def test_many_run_directories_are_two_questions(slurm: Cluster, tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_the_benchmark_of_forgotten_jobs_in_its_smallest_form(machine: None) -> None:
+def test_the_benchmark_of_forgotten_jobs_in_its_smallest_form(slurm: Cluster) -> None:
     """It breaks where the table changes."""
     words = ("--jobs", "2", "--rounds", "1")
     done = subprocess.run([sys.executable, "benchmarks/status_scale.py", *words], cwd=ROOT, capture_output=True)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from slowness import scaled
 
 from cluster_ddp.doctor.checks import all_checks, folders, gpu_health, network_setup, resource_limits
 from cluster_ddp.doctor.checks.check_types import Site
@@ -249,7 +250,7 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
         yield "found"
         yield {"found": 1}
         yield "second"
-        time.sleep(60)
+        time.sleep(3600)
 
     def raise_it() -> Iterator[Any]:
         yield "third"
@@ -259,15 +260,13 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
         yield "fourth"
         os.abort()
 
-    start = time.monotonic()
     tasks: dict[str, all_checks.Task] = {
         "hangs": hang,
         "raises": raise_it,
         "aborts": abort,
         "works": lambda: [["yes"]],
     }
-    found = all_checks.Running(tasks).results(2.0)
-    assert time.monotonic() - start < 20
+    found = all_checks.Running(tasks).results(scaled(5))
     assert found == {
         "hangs": all_checks.Result([{"found": 1}], "second", is_late=True),
         "raises": all_checks.Result([], "third", "ValueError: odd"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import slurm_step
-from slowness import scaled
 from torch._C._distributed_c10d import ErrorType
 
 import cluster_ddp
@@ -163,9 +161,7 @@ def test_an_abort_that_never_ends_is_given_up(calls: Calls, monkeypatch: pytest.
     """ncclCommAbort, as long as a graph is alive."""
     release = threading.Event()
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", release.wait)
-    start = time.monotonic()
     assert not process_group.abort(GPU)
-    assert time.monotonic() - start < scaled(5)
     release.set()
 
 

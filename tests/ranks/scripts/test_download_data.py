@@ -223,6 +223,7 @@ def test_the_script_runs_as_a_script() -> None:
     assert "--from FOLDER" in done.stdout
 
 
+@pytest.mark.full
 def test_torchvision_reads_what_it_brings_and_the_resident_path_has_the_same_pixels(tmp_path: Path) -> None:
     """The real MNIST, from the folder that MNIST_FROM names: every test image as torchvision's transforms have it."""
     from torchvision.datasets import MNIST

@@ -149,7 +149,7 @@ def allocation(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         prerequisites.install(("nft",), ("nftables",))
         layout = sandbox.up(name, nodes=2, gpus_per_node=2)
     except SandboxError as error:
-        skip(str(error))
+        skip(error)
     env = {**sandbox.environment(name)}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     one = Cluster(layout, env)

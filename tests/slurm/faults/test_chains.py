@@ -43,6 +43,7 @@ def states(run: Run) -> list[str]:
     return seen()
 
 
+@pytest.mark.full
 def test_a_chain_is_warned_and_loses_its_batch_host(place: Place, uninterrupted: list[dict]) -> None:
     """Each time the next job resumes, exactly; the one that would follow the last is gone at its end."""
     run = start(place, "--chain", pace_s=0.2)

@@ -21,6 +21,7 @@ from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.port import PORT_COUNT
 
 
+@pytest.mark.full
 def test_the_controller_is_away_when_a_job_is_to_be_queued_again(place: Place, pytestconfig: pytest.Config) -> None:
     """31. The batch script asks until slurmctld is back; scontrol of 26.05 waits for it by itself, a minute or so."""
     run = Run(place, place.start(*ONE_BASH, "--time", "10", "--", "bash", "-c", STOPS_LATER))
@@ -47,6 +48,7 @@ def test_a_batch_host_that_is_back_leaves_the_next_start_alone(place: Place, uni
     assert run.metrics() == uninterrupted
 
 
+@pytest.mark.full
 def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
     """19. Their ids are so far apart that their first candidate is the same; one waits there while the other meets."""
     hello = ("python", str(ROOT / "examples" / "hello_ddp.py"))
@@ -93,6 +95,7 @@ def test_a_file_system_that_hangs(place: Place, uninterrupted: list[dict], tmp_p
 FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE and FITHAW of linux/fs.h
 
 
+@pytest.mark.full
 def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
     place: Place, uninterrupted: list[dict]
 ) -> None:
@@ -109,6 +112,7 @@ def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
         assert run.metrics() == uninterrupted
 
 
+@pytest.mark.full
 def test_strangers_at_the_stores_port(place: Place, uninterrupted: list[dict]) -> None:
     """20. Whatever connects to the ports of rank 0 and talks nonsense does not disturb the training."""
     run = start(place)

@@ -131,6 +131,7 @@ def test_each_task_of_a_packed_job_ends_alone(slurm: Cluster, tmp_path: Path) ->
     assert "15 s" in (run.path(3) / "job.log").read_text()
 
 
+@pytest.mark.full
 def test_a_job_that_ends_in_the_middle_of_its_tasks_resumes_those(slurm: Cluster, tmp_path: Path) -> None:
     """Slurm warns its steps before its end. Those that have finished do not run again."""
     limits = ("--pack", "2", "--time", "5", "--requeue")

@@ -20,6 +20,7 @@ from cluster_ddp.slurm import job_status
 TRAINING = ("python", str(Path(__file__).with_name("ranged_training.py")))
 
 
+@pytest.mark.full
 @pytest.mark.every_slurm
 def test_a_range_of_nodes_shrinks_when_one_is_lost_and_grows_by_a_requeue(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

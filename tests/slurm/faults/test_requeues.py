@@ -70,6 +70,7 @@ with cluster_ddp.distributed() as world:
 """
 
 
+@pytest.mark.full
 def test_a_time_limit_that_changes_while_the_job_runs(place: Place) -> None:
     """Extended, it trains on past the old end; shortened, it saves by the clock of the new end, before Slurm's TERM."""
     extended, shortened = (start(place, "--time", time_min, nodes=ONE_TASK, pace_s=1.5) for time_min in ("2", "20"))

@@ -191,6 +191,7 @@ def test_faults_in_one_allocation(place: Place, uninterrupted: list[dict]) -> No
     assert job.metrics() == uninterrupted
 
 
+@pytest.mark.full
 def test_more_lost_nodes_than_spares_and_a_lost_batch_host(place: Place, uninterrupted: list[dict]) -> None:
     """The job is requeued with all nodes that it has asked for.
 

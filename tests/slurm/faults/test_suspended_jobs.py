@@ -12,6 +12,8 @@ from test_packs import start as start_packed
 
 from cluster_ddp.slurm import commands, job_status
 
+pytestmark = pytest.mark.full
+
 SUSPENDED_S = 12.0
 """Longer than each pause after which an agent or a rank looks again."""
 TASK = """
@@ -39,7 +41,6 @@ def test_a_suspended_training_trains_on(place: Place, uninterrupted: list[dict])
     assert run.metrics() == uninterrupted
 
 
-@pytest.mark.full
 def test_suspended_tasks_of_a_pack_are_neither_late_nor_lost(slurm: Cluster, tmp_path: Path) -> None:
     limits = ("--array", "0-1", "--pack", "2", "--time", "0:20")
     packed = start_packed(slurm, tmp_path, TASK, *limits, "--", "python", "t.py")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -111,9 +110,8 @@ def test_term_cancels_it_also_what_is_deaf_or_suspended(tmp_path: Path) -> None:
     deaf = "trap '' TERM; echo $$ >pid$RANK; if ((RANK == 1)); then kill -STOP $$; fi; while :; do sleep 0.1; done"
     process = start(tmp_path, deaf)
     wait_until(lambda: all((tmp_path / f"pid{rank}").exists() for rank in (0, 1)))
-    begun = time.monotonic()
     process.terminate()
     assert process.wait(timeout=scaled(60)) == 143
     ended = outcome.read(tmp_path / "it's run")
-    assert ended is not None and ended.state == "CANCELLED" and time.monotonic() - begun < scaled(20)
+    assert ended is not None and ended.state == "CANCELLED"
     assert not pid_in(tmp_path / "pid0").exists() and not pid_in(tmp_path / "pid1").exists()

@@ -14,6 +14,7 @@ import random
 import re
 import shutil
 import signal
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,7 @@ import numpy
 import pytest
 import torch
 from ranks import job_ids, run_ranks, slurm_step
+from slowness import LIMIT_S, scaled, wait_until
 from torch.distributed.device_mesh import init_device_mesh
 
 import cluster_ddp
@@ -183,7 +185,13 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[int, R
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("step", "do"), [(5, kill), (10, signalled), (11, kill), (14, signalled), (20, signalled)])
+@pytest.mark.parametrize(
+    ("step", "do"),
+    [
+        *[(5, kill), (14, signalled)],
+        *(pytest.param(*one, marks=pytest.mark.full) for one in [(10, signalled), (11, kill), (20, signalled)]),
+    ],
+)
 def test_it_goes_on_bit_for_bit(
     world: World, tmp_path: Path, whole: dict[int, Run], workers: int, step: int, do: At
 ) -> None:
@@ -284,10 +292,10 @@ def test_in_the_end_all_is_saved_however_slow_the_disk_is(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
     """A save is skipped while the one before is written, which is logged once; the last one must not be."""
-    write = checkpoint_file.write
+    write, skips = checkpoint_file.write, "this one is skipped"
 
     def slowly(path: Path, state: Any) -> str:
-        time.sleep(0.5)
+        wait_until(lambda: skips in said.text)
         return write(path, state)
 
     monkeypatch.setattr(folder.checkpoint_file, "write", slowly)
@@ -301,15 +309,19 @@ def test_the_state_saved_is_the_steps_however_slow_the_disk_is(
     world: World, tmp_path: Path, whole: dict[int, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is written, training continues; and its memory is not used again before."""
-    write = checkpoint_file.write
+    write, is_asked = checkpoint_file.write, threading.Event()
 
     def slowly(path: Path, state: Any) -> str:
-        time.sleep(0.3)
+        assert is_asked.wait(scaled(LIMIT_S))
         return write(path, state)
+
+    def stop(checkpoint: Checkpointer) -> None:
+        signalled(checkpoint)
+        is_asked.set()
 
     with monkeypatch.context() as patch:
         patch.setattr(folder.checkpoint_file, "write", slowly)
-        first = end_at(world, tmp_path, 7, signalled, every="3steps", keep=10, patient=False)
+        first = end_at(world, tmp_path, 7, stop, every="3steps", keep=10, patient=False)
     assert saved(tmp_path) == [3, 7]
     (tmp_path / "checkpoints" / "step-00000007.pt").unlink()
     second = train(world, tmp_path, seed=99)

@@ -88,7 +88,7 @@ def newest_step(path: Path) -> int | None:
     return int(saved["position"]["steps"])
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("step", [pytest.param(2, id="next"), pytest.param(1, id="again", marks=pytest.mark.full)])
 def test_killed_at_any_moment_of_a_save(tmp_path: Path, killed: int, step: int) -> None:
     saved(tmp_path / "before", 1)

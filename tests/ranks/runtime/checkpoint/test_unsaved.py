@@ -380,6 +380,7 @@ def test_gradients_that_no_optimizer_has_used(caplog: pytest.LogCaptureFixture, 
     assert said_of(caplog, loop) == count
 
 
+@pytest.mark.full
 def test_the_state_of_a_hook_may_be_a_meter(world: World, caplog: pytest.LogCaptureFixture) -> None:
     state, model = Memory(), world.wrap(torch.nn.Linear(3, 2))
     model.register_comm_hook(state, lambda memory, bucket: default_hooks.allreduce_hook(None, bucket))  # type: ignore

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from ranks import job_ids, run_ranks, slurm_step
-from slowness import scaled, stays, wait_until
+from slowness import stays, wait_until
 
 import cluster_ddp
 from cluster_ddp.agent.rank_notes import Notes
@@ -52,14 +52,12 @@ def blocked_in_a_kernel() -> None:
         if world.rank == 1:
             raise ValueError("this is the one that matters")
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Event().wait(60)  # as deaf as in C++, where Python's handlers don't run
+        threading.Event().wait()  # as deaf as in C++, where Python's handlers don't run
 
 
 def test_a_rank_that_waits_in_a_kernel_ends_seconds_after_anothers_failure(tmp_path: Path) -> None:
-    start = time.monotonic()
     steps = [slurm_step(rank, 3, job_id=JOB_ID, CLUSTER_DDP_NOTES=str(tmp_path)) for rank in range(3)]
     ends = run_ranks(blocked_in_a_kernel, steps, tmp_path)
-    assert time.monotonic() - start < scaled(40)
     assert [end.exit_code for end in ends] == [1, 1, 1], ends
     assert "ValueError: this is the one that matters" in ends[1].output
     assert Notes(tmp_path).failure(1) == ("ValueError: this is the one that matters", False, None, False)
@@ -123,16 +121,14 @@ def communicator_breaks() -> None:
         if "WAITS" in os.environ:
             interruptible_wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Event().wait(60)
+        threading.Event().wait()
 
 
 @pytest.mark.parametrize("waits", [{}, {"WAITS": "1"}])
 def test_a_communicator_that_broke_ends_the_rank_and_the_others(tmp_path: Path, waits: dict[str, str]) -> None:
     """TORCH_NCCL_RETHROW_CUDA_ERRORS=0 keeps such errors back. In a call of the script, and in a wait of ours."""
     steps = [slurm_step(rank, 2, job_id=JOB_ID + 30 + len(waits), **waits) for rank in range(2)]
-    start = time.monotonic()
     ends = run_ranks(communicator_breaks, steps, tmp_path)
-    assert time.monotonic() - start < scaled(40)
     assert [end.exit_code for end in ends] == [1, 1], ends
     assert ends[1].output == f"[rank 1 {HOST}] error: {BROKEN}\n"
     assert ends[0].output == f"[rank 0 {HOST}] stopped: rank 1 on {HOST} failed (see its error).\n"
@@ -171,10 +167,9 @@ def test_a_device_that_waits_for_a_rank_that_hangs_names_it(tmp_path: Path) -> N
 
 
 def test_a_rank_that_waits_for_its_device_sees_anothers_failure(tmp_path: Path) -> None:
-    steps = [slurm_step(rank, 2, job_id=JOB_ID + 21, TIMEOUT_S="60", RAISES="1") for rank in range(2)]
-    start = time.monotonic()
+    steps = [slurm_step(rank, 2, job_id=JOB_ID + 21, TIMEOUT_S="600", RAISES="1") for rank in range(2)]
     first, _ = run_ranks(waiting_for_its_device, steps, tmp_path)
-    assert first.exit_code == 1 and time.monotonic() - start < scaled(30)
+    assert first.exit_code == 1
     assert first.output == f"[rank 0 {HOST}] stopped: rank 1 on {HOST} failed (see its error).\n"
 
 

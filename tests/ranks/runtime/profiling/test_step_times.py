@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks, slurm_step
-from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.profiling import step_times
@@ -162,7 +161,7 @@ def test_the_wait_after_the_backward_pass_is_measured(world: World, monkeypatch:
     model, times = trained(world, LateReduction(0.3))
     for _ in range(2):
         backward(model)
-    assert 0.25 < (times.of_a_step(2) or 0) < scaled(10)
+    assert (times.of_a_step(2) or 0) > 0.25
     assert (times.of_a_step(1) or 0) > 0.5  # two all-reduces a step
     assert times.of_a_step(3) is None  # a step whose backward pass was not seen: a replay of a CUDA graph
     with model.no_sync():
@@ -280,11 +279,8 @@ def test_the_slow_rank_is_named_and_the_other_ones_wait_is_communication(tmp_pat
     assert [end.exit_code for end in ends] == [0, 0], ends
     (record,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert (record["kind"], record["global_step"], record["steps"], record["progress"]) == ("steps", 20, 20, 1.0)
-    assert (
-        record["restart"] == 0
-        and record["slowest_rank"] == 1
-        and record["rank_s_max"] > 0.06 > 0.04 > record["rank_s_min"]
-    )
+    assert (record["restart"], record["slowest_rank"]) == (0, 1)
+    assert record["rank_s_max"] - record["rank_s_min"] > 0.04
     assert record["communication_s"] > 0.04 and record["step_s"] > 0.08
     parts = [record[f"{name}_s"] for name in ("data", "compute", "communication", "optimizer", "checkpoint")]
     assert sum(parts) == pytest.approx(record["step_s"], abs=1e-6)

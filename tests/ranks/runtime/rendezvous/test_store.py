@@ -80,10 +80,8 @@ def meet_with_other_devices() -> None:
 
 def test_a_rank_without_a_gpu_is_refused_by_all_with_its_node(tmp_path: Path, job_id: int) -> None:
     """Else it computes on its CPU, and the others wait for it in NCCL, for ten minutes or for ever."""
-    start = time.monotonic()
     ends = run_ranks(meet_with_other_devices, [slurm_step(rank, 4, job_id=job_id) for rank in range(4)], tmp_path)
     assert [end.exit_code for end in ends] == [2, 2, 2, 2], ends
-    assert time.monotonic() - start < scaled(30)
     for end in ends:
         assert f"rank 2 on {node_name(os.environ)}: cpu. The other 3: cuda." in end.output
 
