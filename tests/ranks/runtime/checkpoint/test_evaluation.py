@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from slowness import LIMIT_S, scaled
 from torch.optim import lr_scheduler, swa_utils
 
 import cluster_ddp
@@ -222,16 +223,20 @@ def test_a_stop_in_an_evaluation_while_a_slow_disk_is_written_to(
 ) -> None:
     """There is no copy of the last step then: that step is made again."""
     bits = Training(world, tmp_path / "whole").run(scheduler_first)
-    write, path = checkpoint_file.write, tmp_path / "path"
+    write, path, is_asked = checkpoint_file.write, tmp_path / "path", threading.Event()
 
     def slowly(path: Path, state: Any) -> str:
-        time.sleep(0.5)
+        assert is_asked.wait(scaled(LIMIT_S))
         return write(path, state)
+
+    def stop_then(checkpoint: cluster_ddp.Checkpointer) -> None:
+        stop(checkpoint)
+        is_asked.set()
 
     with monkeypatch.context() as patch:
         patch.setattr(folder.checkpoint_file, "write", slowly)
         with pytest.raises(Stopped):
-            Training(world, path, "3steps", STEPS, patient=False).run(scheduler_first)
+            Training(world, path, "3steps", STEPS, stop_then, patient=False).run(scheduler_first)
     second = Training(world, path, "3steps")
     assert second.run(scheduler_first) == bits and second.made[0] == "t0"
     assert lines(path) == lines(tmp_path / "whole")

@@ -34,7 +34,7 @@ from cluster_ddp.runtime.failure import last_progress
 JOB_ID = job_ids()
 HOST = os.uname().nodename
 FILE = Path(__file__).name
-WARNING_S = 2.0  # longer than a busy machine takes to the fault
+WARNING_S = scaled(2)  # longer than a busy machine takes to the fault
 Ends = tuple[list[Outcome], Path]
 EndsOf = Callable[[Callable[[], None]], Ends]
 
@@ -175,7 +175,7 @@ def coming_late() -> None:
 
 
 def evaluate() -> None:
-    time.sleep(WARNING_S + 2)
+    time.sleep(1.5 * WARNING_S)
 
 
 def test_a_rank_that_came_to_the_collective_after_the_warning(ends_of: EndsOf) -> None:
@@ -371,7 +371,7 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
     late_in_a_sharded_backward_pass: {},
     coming_late: {},
     spinning: {},
-    locked: {"restart_s": "3"},  # longer than a busy machine takes to look at it
+    locked: {"restart_s": f"{scaled(3):g}"},  # longer than a busy machine takes to look at it
     before_a_step: {"timeout_s": 3},
     crashing: {"hanging": None},
     loading: {},
@@ -385,11 +385,11 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
 
 
 def healthy() -> None:
-    with cluster_ddp.distributed(cuda=False, hang_warning_s=2) as world:
-        time.sleep(3)  # before the first step
+    with cluster_ddp.distributed(cuda=False, hang_warning_s=2 * WARNING_S) as world:
+        time.sleep(2.5 * WARNING_S)  # before the first step
         last_progress.note_step()
-        for _ in range(6):  # an evaluation without steps
-            time.sleep(0.5)
+        for _ in range(10):  # an evaluation without steps
+            time.sleep(WARNING_S / 4)
             world.sum(1)
         last_progress.note_step()
 
