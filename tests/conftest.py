@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -96,15 +96,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.xdist_group("-".join(filter(None, (item.path.name, slurm)))))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What is skipped for want of Slurm gets one place: pytest then counts it in one line at the end."""
-    report = yield
-    if report.skipped and isinstance(report.longrepr, tuple) and SKIPPED in report.longrepr[2]:
-        report.longrepr = (str(_SLURM), 0, report.longrepr[2])
-    return report
-
-
 @functools.cache
 def _stays_together(path: Path) -> bool:
     return _SLURM in path.parents and _SLURM / "faults" not in path.parents
@@ -147,6 +138,13 @@ def pytest_unconfigure() -> None:
         rank_notes.remove_leftovers(Path("/dev/shm"), new_s=0.0)
         for state in cluster.STATE_ROOT.glob(f"*-{os.getpid()}-gw*"):
             cluster.down(state.name)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """All tests that are skipped for want of Slurm get one place and reason: pytest counts them in one line."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if SKIPPED in str(report.longrepr)]
+    for report in skipped:
+        report.longrepr = (str(_SLURM), None, skipped[0].longrepr[2])
 
 
 @pytest.fixture(autouse=True)

@@ -45,13 +45,10 @@ SKIPPED = "SLURM TESTS SKIPPED"
 
 
 def skip(error: ClusterDDPError) -> NoReturn:
-    """Skip, as Slurm can't run here; in CI that is a failure.
-
-    All such tests are one line at the end (conftest.py): no word of what was asked, which has the process's name.
-    """
+    """Skip, as Slurm can't run here; in CI that is a failure."""
     if os.environ.get("CI"):
         pytest.fail(f"in CI no Slurm test may skip: {error}")
-    pytest.skip(f"{SKIPPED}: {' '.join(error.found.split())} Hint: {error.hint}")
+    pytest.skip(f"{SKIPPED}: {error.asked} {' '.join(error.found.split())} Hint: {error.hint}")
 
 
 def selected(request: pytest.FixtureRequest, name: str) -> list[Any]:

@@ -38,10 +38,10 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "mine.tmp").touch()
     (tmp_path / ".mine.tmp").touch()
     for name in ("x", ".progress"):
-        if os.fork() == 0:
+        if (child := os.fork()) == 0:
             with atomic_write(tmp_path / name):
                 os._exit(0)
-        os.wait()
+        os.waitpid(child, 0)
     assert len(list(tmp_path.iterdir())) == 4
     remove_leftovers(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"mine.tmp", ".mine.tmp"}

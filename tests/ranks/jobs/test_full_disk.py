@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from namespaces import unshare
 from slowness import scaled
 
 IN_ITS_NAMESPACE = r"""
@@ -39,10 +40,15 @@ show "$1"
 def test_a_running_training_whose_disk_is_full(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
-    own = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*own, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no user namespaces here")
-    command = [*own, "bash", "-c", IN_ITS_NAMESPACE, "bash", str(folder), sys.executable]
+    command = [
+        *unshare("--user", "--map-root-user", "--mount"),
+        "bash",
+        "-c",
+        IN_ITS_NAMESPACE,
+        "bash",
+        str(folder),
+        sys.executable,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(120), check=False)
     assert done.returncode == 0, done.stderr
     free, waits, full, _ = done.stdout.split("==\n")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from namespaces import unshare
 from slowness import scaled
 
 ROOT = Path(__file__).parents[4]
@@ -127,11 +128,10 @@ def test_a_batch_host_that_was_cut_off_leaves_the_next_start_alone(tmp_path: Pat
     assert {*told.read_text().split()} <= {"show"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_a_full_memory_disk_of_the_batch_host_is_no_failure(tmp_path: Path) -> None:
     """The job's times lie there, and the notes of its ranks."""
     fill = "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero >/dev/shm/full\n"
-    done = start(tmp_path, srun="#!/bin/bash\necho ranks\n", before=fill, around=("unshare", "--mount"))
+    done = start(tmp_path, srun="#!/bin/bash\necho ranks\n", before=fill, around=unshare("--mount"))
     assert (done.stdout, done.stderr, done.returncode) == ("ranks\n", "", 0)
 
 

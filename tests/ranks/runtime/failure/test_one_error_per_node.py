@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from namespaces import unshare
 from ranks import job_ids, slurm_step
 from slowness import scaled
 
@@ -97,7 +98,7 @@ def test_a_rank_that_is_alone_in_its_container_speaks(shells: int) -> None:
     words = [sys.executable, "-c", ASK]
     for _ in range(shells):  # such as an init process and the user's script
         words = ["sh", "-c", '"$@"; exit $?', "sh", *words]
-    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", *words]
+    alone = [*unshare("--user", "--map-root-user", "--pid", "--fork", "--mount-proc"), *words]
     assert subprocess.run(alone, env=environment(1), capture_output=True, text=True, check=True).stdout == "False\n"
 
 
