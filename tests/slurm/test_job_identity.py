@@ -60,6 +60,7 @@ def training(folder: Path, job: str) -> Path:
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.full
 def test_ids_of_another_cluster_are_not_those_of_this_one(tmp_path: Path) -> None:
     """Nothing is ended, or shown of a run, because its id is another job's now. An id means the job that lives."""
     with new_cluster(tmp_path) as place:

@@ -64,6 +64,7 @@ def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
     assert "The sum of all ranks is 1." in first.completed()
 
 
+@pytest.mark.full
 def test_a_file_system_that_hangs(place: Place, uninterrupted: list[dict], tmp_path: Path) -> None:
     """17. Longer than ranks wait for each other: training does not wait for it, and what hangs is named."""
     image, mounted = tmp_path / "image", tmp_path / "hangs"

@@ -17,6 +17,7 @@ from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import commands, job_status
 
 
+@pytest.mark.full
 def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
     """26, 27. After --max-requeues the job ends; a new one resumes with what GPUs it gets."""
     run = start(place, "--max-requeues", "0", nodes=TWO_TASKS, pace_s=0.2)
