@@ -88,12 +88,12 @@ def started(pid: int) -> str:
 def is_settled(pid: int) -> bool:
     """Return whether a process still runs, and has had a tenth of a second for it.
 
-    A forked one is another program's by then, unless it waits for a core all the time.
+    A forked one is another program's by then, unless it waits for a core, or for the disk, all the time.
     """
     if (found := running(pid)) is None:
         return False
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - found.ticks / _TICKS_PER_S
-    return age_s >= 0.1 and (found.state != "R" or found.cpu_s >= 0.1)
+    return age_s >= 0.1 and (found.state not in "RD" or found.cpu_s >= 0.1)
 
 
 def is_stopped(pid: int) -> bool:

@@ -34,6 +34,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As in jobs, whatever the shell has set: what a process has printed is there, however it ends.
 os.environ["PYTHONUNBUFFERED"] = "1"
 
+# Others' messages are compared with English ones. All else of the user's locale stays.
+if "LC_ALL" in os.environ:
+    os.environ["LANG"] = os.environ.pop("LC_ALL")
+os.environ["LC_MESSAGES"] = "C"
+os.environ.pop("LANGUAGE", None)
+
 _EVERY_PYTHON = str(Path(__file__).parent / "helpers" / "every_python")  # has a sitecustomize.py
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_EVERY_PYTHON, os.environ.get("PYTHONPATH")]))
 

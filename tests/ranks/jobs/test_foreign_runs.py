@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from made_runs import BEGAN_S, make_run, write_lines
+from slowness import LIMIT_S, scaled
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.cli import logs, report, status
@@ -128,7 +129,7 @@ def mutations(value: Any) -> Iterator[Any]:
 
 def limited() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-    signal.alarm(120)  # ends a read that waits
+    signal.alarm(int(scaled(LIMIT_S)))  # ends a read that waits
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_the_time_limit_with_a_warning(started: Started, uninterrupted: list[dic
 
 def test_a_second_run_in_the_same_folder(place: Place) -> None:
     """28. It is refused, and the first is not disturbed."""
-    first = start(place, nodes=ONE_TASK, pace_s=0.3)
+    first = start(place, nodes=ONE_TASK, training=(*TRAINING, "--epochs", "1000"), pace_s=0.3)
     first.wait_for_step(6)
     said = start(place, nodes=ONE_TASK, run_dir=first.path).failed()
     assert f"Using the run directory {first.path}:\n  job {first.job} (process" in said

@@ -29,6 +29,7 @@ class Site:
         self.user = self.home / ".config" / "cluster_ddp" / "cluster.toml"
         for path in (self.project, self.user):
             path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755)  # whatever the umask is
 
     def load(self, name: str | None = None, *, accept: bool = False, **env: str) -> Settings:
         return load(name, folder=self.folder, env={"HOME": str(self.home), **env}, accept=accept)

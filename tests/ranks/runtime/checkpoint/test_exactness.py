@@ -77,15 +77,19 @@ def test_logafter(tmp_path: Path, kills: list[tuple[str, int]]) -> None:
 
 
 def log_after_step_and_stop(world: World, point: Point) -> dict[str, Any]:
-    """As `log_after_step`; the first start gets a warning in step 5, the second one in step 15."""
+    """As `log_after_step`; the first two starts get a warning in their third step, and stop some steps later."""
     starts = Path(os.environ["CLUSTER_DDP_RUN_DIR"], "starts")
     number = int(starts.read_text()) if starts.exists() else 0
     world.barrier()
     starts.write_text(str(number + 1))
 
+    logged: list[int] = []
+
     def signalled(name: str, step: int) -> None:
-        if name == "logged" and [step, number] in ([5, 0], [15, 1]):
-            os.kill(os.getpid(), signal.SIGUSR1)  # seen by the next step
+        if name == "logged":
+            logged.append(step)
+            if len(logged) == 3 and number < 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
         point(name, step)
 
     return log_after_step(world, signalled if "stopped" in str(starts) else point)

@@ -29,7 +29,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.failure import last_progress
+from cluster_ddp.runtime.failure import hang_watch, last_progress
 
 JOB_ID = job_ids()
 HOST = os.uname().nodename
@@ -46,6 +46,7 @@ def line(mark: str) -> int:
 
 
 def watched(warning_s: float = WARNING_S) -> AbstractContextManager[cluster_ddp.World]:
+    hang_watch._ANSWER_S = scaled(1)
     limit_s = float(os.environ["TIMEOUT_S"])
     return cluster_ddp.distributed(cuda=False, hang_warning_s=warning_s, collective_timeout_s=limit_s)
 

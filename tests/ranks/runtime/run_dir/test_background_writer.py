@@ -87,11 +87,11 @@ def steps_of(folder: Path) -> list[int]:
 
 def test_a_disk_that_stays_full_ends_in_an_error(tmp_path: Path, start: Start) -> None:
     """What is saved, what is lost and what to do are said; the training did not wait for the disk."""
-    process = start(5000, 2)
+    process = start(5000, patience_s := round(scaled(5)))
     words = said(process)
     assert process.returncode == 1
     assert "all steps made" in words and "Traceback" not in words
-    assert "The training has ended, but: " in words and "Trying again, for 2 s at most." in words
+    assert "The training has ended, but: " in words and f"Trying again, for {patience_s} s at most." in words
     assert words.count("Saving the checkpoint") == 2  # after the last batch, and in the end; not for every try
     lost = words[words.index("error: Writing what is left at the end of the training:") :]
     run = tmp_path / "run"
