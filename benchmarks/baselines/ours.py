@@ -30,13 +30,13 @@ def main() -> int:
     options = parsed(parser)
     if options.only_wait:
         _exchange_no_gradients()
-    watch, batches_of = Watch(options), Shard.__iter__
+    watch, batches_of = Watch(options), Shard._batches_of_pass
 
     def watched(shard: Shard) -> Iterator[Any]:
         yield from watch(batches_of(shard))
         raise SystemExit(0)
 
-    Shard.__iter__ = watched  # type: ignore[method-assign]
+    Shard._batches_of_pass = watched  # type: ignore[method-assign, assignment]
     with tempfile.TemporaryDirectory() as run_dir:
         named = {
             "--data-dir": options.data_dir,

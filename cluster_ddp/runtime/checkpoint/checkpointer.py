@@ -97,6 +97,7 @@ class Checkpointer:
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
         if run_dir is None and Env.RUN_DIR not in os.environ:  # nobody has named it
             world.print(f"Run directory: {self.run_dir.path}")
+        self._check_shards()
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
@@ -130,17 +131,14 @@ class Checkpointer:
         leave the loop before, call `finish`: after a `break` alone, a resume trains on.
 
         Raises:
-            SpecError: there is no shard.
+            SpecError: there is no shard; it was read before, or is read again within an epoch; or a second loop.
             Stopped, CheckpointError, RunDirError: as `step`.
         """
         if not self._shards:
             hint = "give shard=world.shard(dataset, …), or loop over checkpoint.until(steps)"
             raise SpecError(f"Training for {counted(count, 'epoch')}:", "without a shard an epoch has no end.", hint)
+        self._boundary.begin(count, counted(count, "epoch"))
         self._tell_if_done(counted(count, "epoch"), done=self.epoch >= count)
-        self._boundary.total = count
-        for shard in self._shards:
-            shard.after_batch = self._boundary.between_steps
-            shard.at_end = self._boundary.after_last_batch
         try:
             while self.epoch < count and not self._is_finished():
                 self._state.set_epoch(self.epoch)
@@ -150,9 +148,7 @@ class Checkpointer:
                     return
                 self._boundary.after_epoch()
         finally:
-            for shard in self._shards:
-                if shard.at_end == self._boundary.after_last_batch:
-                    shard.after_batch = shard.at_end = None  # they refer to this training and all its memory
+            self._boundary.leave()
         self._state.restore_rng()  # if all was done already: for what the script does after its loop
         self._boundary.end()
 
@@ -166,23 +162,27 @@ class Checkpointer:
         resumes exactly if the data depend on `done` and the random number generators of torch, Python and NumPy only.
 
         Raises:
-            SpecError: there is a shard; or the body did not call `step`.
+            SpecError: there is a shard; the body did not call `step`; or a second loop.
             Stopped, CheckpointError, RunDirError: as `step`.
         """
         if self._shards:
             hint = "loop over checkpoint.epochs(count), or leave shard= out"
             raise SpecError(f"Training for {counted(steps, 'step')}:", "a training with a shard has epochs.", hint)
+        self._boundary.begin(steps, counted(steps, "step"))
         self._tell_if_done(counted(steps, "step"), done=self.steps >= steps)
-        self._boundary.total = steps
         self._state.restore_rng()
-        while (done := self.steps) < steps and not self._is_finished():
-            yield done
-            if self._is_finished():
-                return
-            self._boundary.between_steps()
-            if self.steps == done:
-                found, hint = "it was not counted.", "call checkpoint.step() in the loop"
-                raise SpecError(f"Step {done + 1} of {steps}:", found, hint)
+        try:
+            while (done := self.steps) < steps and not self._is_finished():
+                self._boundary.turn = done
+                yield done
+                if self._is_finished():
+                    return
+                self._boundary.after_body()
+                if self.steps == done:
+                    found, hint = "it was not counted.", "call checkpoint.step() in the loop"
+                    raise SpecError(f"Step {done + 1} of {steps}:", found, hint)
+        finally:
+            self._boundary.leave()
         self._boundary.end()
 
     def finish(self) -> None:
@@ -208,7 +208,8 @@ class Checkpointer:
                 shard raises it, too.
             CheckpointError: the job was told to stop, but no checkpoint could be saved since its start.
             RunDirError: another job, or a newer start of this one, has taken the run directory.
-            SpecError: the training was finished; or other batches of the update follow (`World.accumulate`).
+            SpecError: outside of the loop over `epochs` or `until`; again for the same batch; the training was
+                finished; or other batches of the update follow (`World.accumulate`).
         """
         if self._state.is_finished:
             hint = "leave the loop after checkpoint.finish(), or loop over checkpoint.epochs(…)"
@@ -245,6 +246,20 @@ class Checkpointer:
             Stopped, CheckpointError, RunDirError: as `step`.
         """
         self._boundary.in_evaluation()
+
+    def _check_shards(self) -> None:
+        """Raise SpecError if a shard is another training's, or was made for other ranks. Now they are this one's."""
+        world, asked = self.world, "Making a Checkpointer:"
+        for shard in self._shards:
+            if shard.before_pass:
+                found = "another Checkpointer's loop is reading this shard."
+                raise SpecError(asked, found, "give all parts of a training to one Checkpointer")
+            if (shard.rank, shard.world_size) != (world.rank, world.world_size):
+                found = (
+                    f"a shard is for rank {shard.rank} of {shard.world_size}, not {world.rank} of {world.world_size}."
+                )
+                raise SpecError(asked, found, "make the shard with this world: world.shard(…)")
+            shard.forget_passes()
 
     def _is_finished(self) -> bool:
         return self._state.is_finished

@@ -76,7 +76,7 @@ class TrainingState:
         self.host_copy = HostCopy(world.device, whole=world.is_main)
         self.sharded = resharding.check(world, self._parts, self._states())  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
-        self._unsaved = Unsaved(parts, meters.values())
+        self.unsaved = Unsaved(parts, meters.values(), self.shards)
         self._differences = RankDifferences(world, self._parts)
         if self._is_copied_here:
             world.synchronize()
@@ -117,7 +117,7 @@ class TrainingState:
         }
         ranks = self.world.gather_to_main(mine)
         if ranks is not None:
-            self._unsaved.tell(self.steps)
+            self.unsaved.tell(self.steps)
             self._differences.tell(self.steps, [rank.pop("differing") for rank in ranks])
         return ranks
 

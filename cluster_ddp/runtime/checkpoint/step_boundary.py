@@ -11,12 +11,13 @@ import threading
 from collections.abc import Iterable
 
 from cluster_ddp.agent import rank_notes
-from cluster_ddp.errors import CheckpointError
+from cluster_ddp.errors import CheckpointError, SpecError, counted
 from cluster_ddp.protocol import Record
 from cluster_ddp.runtime.checkpoint.folder import step_of
 from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import Place, Saver
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement, watch_time_limit
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
 from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.profiling.step_times import StepTimes
 from cluster_ddp.runtime.profiling.step_trace import StepTrace
@@ -44,8 +45,14 @@ class StepBoundary:
         self._trained: Place = (-1, -1)  # where the last batch of an epoch was last seen
         # Perhaps only the code after the last batch remains.
         self._is_training = any(shard.is_at_end for shard in self._state.shards)
+        self._is_in_loop = False
+        self.turn = 0
+        """Without a shard: the steps before this turn of the loop."""
         self._seen_at_step: list[int] = []  # of each shard, at the last step
-        self._has_told_break = False
+        self._place_at_step: tuple[int, ...] = ()
+        self._trained_on: set[BatchIterator] = set()  # those with a step in this epoch
+        self._has_told_break = self._has_told_no_step = False
+        self._optimizer_steps = 0  # before this epoch
         self._stops = False  # once the loop's body has run
         self._thread = threading.get_ident()
         self._steps_at_start = self._run_dir.steps = last_progress.steps = self._state.steps
@@ -53,9 +60,45 @@ class StepBoundary:
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
         self.times = StepTimes(self._state.shards, parts, world_size=self.world.world_size)
 
+    def begin(self, total: int, all_of_it: str) -> None:
+        """Begin the loop of the whole training, over so many epochs, or without a shard steps.
+
+        Raises:
+            SpecError: there was a loop before, or the shard was read.
+        """
+        asked = f"Training for {all_of_it}:"
+        if self.total:
+            found = "this Checkpointer has had its loop."
+            raise SpecError(asked, found, "write one loop, over the epochs or steps of the whole training")
+        if any(shard.passes for shard in self._state.shards):
+            found = "the shard was read before: a resume would have begun there, and trained other samples."
+            raise SpecError(asked, found, "read another one before: world.shard(…)")
+        self.total, self._is_in_loop = total, True
+        for shard in self._state.shards:
+            shard.before_pass = self.before_pass
+            shard.after_batch = self.after_body
+            shard.at_end = self.after_last_batch
+
+    def leave(self) -> None:
+        """Leave that loop."""
+        self._is_in_loop = False
+        for shard in self._state.shards:
+            if shard.before_pass == self.before_pass:
+                shard.before_pass = shard.after_batch = shard.at_end = (
+                    None  # they refer to this training and its memory
+                )
+
+    def before_pass(self, shard: BatchIterator) -> None:
+        """Raise SpecError if the epoch's pass was left before its end: a new one would lose its place."""
+        if shard.passes and not shard.is_read_whole:
+            asked = f"Reading the training's shard again in epoch {self._state.epoch + 1}, after {shard.seen} samples:"
+            found = "its place in the epoch would be lost, and a resume would train other samples."
+            raise SpecError(asked, found, "evaluate on a shard of its own: world.shard(…)")
+
     def after_step(self) -> None:
         """Count a step. Save if a save is due, and stop if the job has to."""
         self.between_steps()
+        self._check_step()
         shards = self._state.shards  # others may be in an evaluation
         for shard in [shard for shard in shards if shard.is_accumulated] or shards:
             shard.check_step(told=self.world.is_main)
@@ -64,14 +107,23 @@ class StepBoundary:
         self._seen_at_step = [shard.seen for shard in shards]
         self._is_training = True
         self._run_dir.steps = last_progress.steps = self._state.steps
+        self._state.unsaved.note_step()
         if self._state.steps == self._steps_at_start + 1:
             self._state.reserve()  # now the optimizer also has its state
+            if self.world.is_main:
+                self._state.unsaved.tell(self._state.steps)
         self._save_or_stop(epoch_ended=False)
         if self._is_at_end():  # also if the loop ends with a break, or by counting
             self.after_last_batch()
             self._trace.stop()
         self._trace.step()
         self.times.end()
+
+    def after_body(self) -> None:
+        """Do `between_steps` once the loop asks for its next batch."""
+        if self.world.is_main:
+            self._state.unsaved.tell_of_late(self._state.steps)
+        self.between_steps()
 
     def between_steps(self) -> None:
         """Stop, or write a copy, if that is due since the last step. All records of the loop's body are there now."""
@@ -98,6 +150,7 @@ class StepBoundary:
         """Begin the next epoch. Save if a save is due, and stop if the job has to."""
         self.between_steps()
         self._tell_of_break()
+        self._tell_of_no_step()
         self._next_epoch()
         self._save_or_stop(epoch_ended=True)
 
@@ -138,6 +191,26 @@ class StepBoundary:
         """Whether nothing was trained since an epoch's last batch."""
         return self._trained == self._saver.place
 
+    def _check_step(self) -> None:
+        """Raise SpecError if a resume could not find the place of this step."""
+        shards, asked = self._state.shards, f"Step {self._state.steps + 1}:"
+        loop = "for epoch in checkpoint.epochs(10): for batch in shard: …"
+        loop = loop if shards else "for done in checkpoint.until(10_000): …"
+        if not self._is_in_loop:
+            raise SpecError(asked, "it is in no loop that a resume could continue.", f"write {loop}")
+        if min((shard.passes for shard in shards), default=1) > 1:
+            found = f"this is another pass over the shard in epoch {self._state.epoch + 1}: a resume would repeat it."
+            raise SpecError(asked, found, f"let each pass be an epoch: {loop}")
+        self._trained_on.update(shard for shard in shards if shard in being_read)
+        if any(shard.passes and shard not in self._trained_on for shard in shards):
+            found = "a shard of the Checkpointer was read in an evaluation: a resume would begin at its place there."
+            raise SpecError(asked, found, "evaluate on a shard that is not the Checkpointer's: world.shard(…)")
+        place = (self._state.epoch, *(shard.seen for shard in shards)) if shards else (self.turn,)
+        if place == self._place_at_step:
+            hint = "call checkpoint.step() once for each batch, after its last optimizer step"
+            raise SpecError(asked, "the step of this batch was counted already.", hint)
+        self._place_at_step = place
+
     def _tell_of_break(self) -> None:
         """Say once if the epoch ended with its last step, and not with its last batch: a resume would train the rest.
 
@@ -155,9 +228,23 @@ class StepBoundary:
             asked = f"Ending epoch {self._state.epoch + 1} at step {self._state.steps}:"
             log.error("%s\nTraining continues.", CheckpointError(asked, found, hint))
 
+    def _tell_of_no_step(self) -> None:
+        """Say once if optimizers made steps in this epoch, and none was counted."""
+        made, self._optimizer_steps = self._optimizer_steps, self._state.unsaved.optimizer_steps
+        if self._is_training or made == self._optimizer_steps or self._has_told_no_step:
+            return
+        self._has_told_no_step = True
+        if self.world.is_main:
+            steps = counted(self._optimizer_steps - made, "step")
+            found = f"optimizers made {steps}, and checkpoint.step() was not called."
+            lost = "Nothing is saved, and the job can't stop in time."
+            asked, hint = f"Ending epoch {self._state.epoch + 1}:", "call checkpoint.step() after optimizer.step()"
+            log.error("%s\nTraining continues.", CheckpointError(asked, f"{found} {lost}", hint))
+
     def _next_epoch(self) -> None:
         self._state.set_epoch(self._state.epoch + 1)
         self._is_training = False
+        self._trained_on.clear()
 
     def _is_at_end(self) -> bool:
         """Whether the epoch's last batch is done; of several shards, those of all."""

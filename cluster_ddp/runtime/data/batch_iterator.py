@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,16 +13,29 @@ from cluster_ddp.errors import SpecError
 
 log = logging.getLogger("cluster_ddp")
 
+being_read: weakref.WeakSet[BatchIterator] = weakref.WeakSet()
+"""Those of which a pass has begun and not ended: a loop is in its body."""
+
 
 class BatchIterator(ABC):
     """Iterates over this rank's batches of an epoch.
 
-    Each pass is the epoch of the last `set_epoch`. In the loop, `step`, `seen`, `progress`, `mean_batch` and
+    Each pass is the epoch of the last `set_epoch`; without it, all have the order of the first, which is logged once if
+    that is shuffled. In the loop, `step`, `seen`, `progress`, `mean_batch` and
     `is_full_batch` are those of the current batch.
     """
 
-    def __init__(self, world_size: int, size: int | None, *, accumulates: bool = False) -> None:
-        self._world_size = world_size
+    def __init__(
+        self, rank: int, world_size: int, size: int | None, *, shuffles: bool = False, accumulates: bool = False
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._shuffles, self._has_epochs = shuffles, False
+        self.passes = 0
+        """Number of passes in this epoch, in this process, that had a batch."""
+        self.is_read_whole = False
+        """Whether one of them has come to its end."""
+        self.before_pass: Callable[[BatchIterator], object] | None = None
+        """Called with this before each pass."""
         self.size = size
         """Number of samples in an epoch, of all ranks together; None while it is unknown."""
         self.accumulates = accumulates
@@ -60,8 +74,25 @@ class BatchIterator(ABC):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, from 0. A new epoch starts at its beginning."""
 
+    def __iter__(self) -> Iterator[Any]:
+        if self.before_pass:
+            self.before_pass(self)
+        elif self.passes == 1 and self._shuffles and not self._has_epochs and self.rank == 0:
+            log.warning(
+                "The second pass over a shard has the order of the first, as its epoch was not set. Loop over "
+                "checkpoint.epochs(10), or call shard.set_epoch(epoch) before each pass. (This is said once.)"
+            )
+        being_read.add(self)
+        try:
+            for number, batch in enumerate(self._batches_of_pass()):
+                self.passes += not number
+                yield batch
+            self.is_read_whole = True
+        finally:
+            being_read.discard(self)
+
     @abstractmethod
-    def __iter__(self) -> Iterator[Any]: ...
+    def _batches_of_pass(self) -> Iterator[Any]: ...
 
     @abstractmethod
     def place(self) -> dict[str, Any]:
@@ -83,7 +114,7 @@ class BatchIterator(ABC):
     def mean_batch(self) -> float:
         """Mean number of samples per rank in this update. Divide a summed loss by it to weight all samples equally."""
         self._is_weighted = True
-        return self._update_samples / self._world_size
+        return self._update_samples / self.world_size
 
     @property
     def progress(self) -> float:
@@ -127,6 +158,10 @@ class BatchIterator(ABC):
         """Begin the next step, with the first batch of the update of these samples of the epoch."""
         self.step, self._update_start, self._update_samples = self.step + 1, start, stop - start
         self._is_weighted = False
+
+    def forget_passes(self) -> None:
+        """Forget the passes before: the next one is of another epoch or training, or begins at a saved place."""
+        self.passes, self.is_read_whole, self._has_epochs = 0, False, True
 
     def _begin_pass(self, step: int, seen: int) -> None:
         self.step, self.seen, self._seen_before = step - 1, seen, seen

@@ -150,9 +150,9 @@ def _ratio_up(count: int, of: int) -> int:
 class Shard(BatchIterator):
     """Iterates over this rank's batches; made by `World.shard`.
 
-    Each pass is the epoch of the last `set_epoch`; without it, the order is the same each time. In the loop, `seen`,
-    `loss_scale` and `is_full_batch` are the current batch's; `step`, `progress` and `mean_batch` are its update's. With
-    `global_batch` that may have several batches; a checkpoint then has the place after the last whole update.
+    Each pass is the epoch of the last `set_epoch`. In the loop, `seen`, `loss_scale` and `is_full_batch` are the
+    current batch's; `step`, `progress` and `mean_batch` are its update's. With `global_batch` that may have several
+    batches; a checkpoint then has the place after the last whole update.
 
     Args:
         source: iterates over the batches, anew for each pass: a `DeviceLoader` or a `Loader`.
@@ -164,13 +164,15 @@ class Shard(BatchIterator):
     def __init__(
         self, batches: DistributedBatchSampler, source: Iterable[Any], *, fingerprint: str | None = None
     ) -> None:
-        super().__init__(batches.world_size, batches.size, accumulates=batches.accumulates)
+        options = {"shuffles": batches.seed is not None, "accumulates": batches.accumulates}
+        super().__init__(batches.rank, batches.world_size, batches.size, **options)
         self.batches, self.fingerprint, self._source = batches, fingerprint, source
         self._resume_at = self._batch = (0, 0)
         self._steps_per_epoch = len(batches.bounds)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, from 0. A new epoch starts at its beginning."""
+        self._has_epochs = True
         if epoch != self.batches.epoch:
             self.resume(epoch, step=0, seen=0)
 
@@ -183,6 +185,7 @@ class Shard(BatchIterator):
         if self.batches.seed is not None or self.accumulates:
             asked = f"Resuming the rest of an epoch, {self.size - seen} samples, with {self.batches.world_size} ranks:"
             self.batches.require_samples(self.batches.bounds_from(seen), asked, " to the end of this epoch")
+        self.forget_passes()
         self.batches.epoch, self._resume_at = epoch, (step, seen)
         self.step, self.seen, self._update_start, self._update_samples = step - 1, seen, seen, 0
 
@@ -213,14 +216,14 @@ class Shard(BatchIterator):
         if not self._update_samples:
             hint = "read it in the loop, for each batch: their sizes differ"
             raise DataError("Reading shard.loss_scale:", "no batch was taken yet.", hint)
-        return len(range(self._batch[0] + self.batches.rank, self._batch[1], self._world_size)) / self.mean_batch
+        return len(range(self._batch[0] + self.batches.rank, self._batch[1], self.world_size)) / self.mean_batch
 
     @property
     def is_at_end(self) -> bool:
         """Whether this batch is the last one of its epoch."""
         return self.seen == self.size
 
-    def __iter__(self) -> Iterator[Any]:
+    def _batches_of_pass(self) -> Iterator[Any]:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.bounds = self.batches.bounds_from(seen)
         self._begin_pass(step, seen)
@@ -228,7 +231,7 @@ class Shard(BatchIterator):
             if bounds[0] == update[0]:
                 self._begin_update(*update)
             self._batch, self.seen = bounds, bounds[1]
-            self.is_full_batch = bounds[1] - bounds[0] == self.batches.batch_size * self._world_size
+            self.is_full_batch = bounds[1] - bounds[0] == self.batches.batch_size * self.world_size
             last_progress.note_progress()
             yield batch
             self._asked_for_next()

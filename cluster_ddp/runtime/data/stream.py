@@ -41,9 +41,9 @@ class Stream(BatchIterator):
     """
 
     def __init__(self, reader: StreamReader, *, device: torch.device | None, **options: Any) -> None:
-        super().__init__(reader.world_size, None)
+        super().__init__(reader.rank, reader.world_size, None)
         self.split, self.fingerprint = reader.split, fingerprint(reader.iterable)
-        self._reader, self._rank, self._device = reader, reader.rank, device
+        self.iterable, self._reader, self._device = reader.iterable, reader, device
         self._epoch, self._number = 0, -1
         self._places = StreamPlaces(options["num_workers"] or 1, reader.split)
         self._is_resumed = self._has_pass = False
@@ -58,11 +58,12 @@ class Stream(BatchIterator):
     @property
     def is_at_end(self) -> bool:
         """Whether the current batch is the last one of its epoch: some rank has no other."""
-        return self._agreement.collect().ranks < self._world_size if self._has_asked else self._is_at_end
+        return self._agreement.collect().ranks < self.world_size if self._has_asked else self._is_at_end
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, from 0. A new epoch starts at its beginning."""
         if epoch != self._epoch:
+            self.forget_passes()
             self._to_beginning()
             self._epoch, self._is_resumed = epoch, False
 
@@ -71,7 +72,7 @@ class Stream(BatchIterator):
         return {
             "size": None,
             "seed": self._reader.seed,
-            "global_batch": (self._reader.batch_size or 0) * self._world_size,
+            "global_batch": (self._reader.batch_size or 0) * self.world_size,
             "fingerprint": self.fingerprint,
             "step": self.step + 1,
             "seen": self.seen,
@@ -92,17 +93,18 @@ class Stream(BatchIterator):
         """
         mine: Mapping[str, Any] | None = of_ranks[0]  # with split="items" all are the same
         if self.split == "own":
-            like = of_ranks[self._rank % len(of_ranks)]  # ranks may have different numbers of CPUs, and so of readers
-            before, now = (len(of_ranks), like["readers"]), (self._world_size, self._places.readers)
+            like = of_ranks[self.rank % len(of_ranks)]  # ranks may have different numbers of CPUs, and so of readers
+            before, now = (len(of_ranks), like["readers"]), (self.world_size, self._places.readers)
             if before != now and place["step"] and not place["is_at_end"]:
                 raise _other_shares(before, now)
-            mine = of_ranks[self._rank] if before == now else None  # an epoch begins with any number
+            mine = of_ranks[self.rank] if before == now else None  # an epoch begins with any number
         self._places.load(mine)
+        self.forget_passes()
         self._epoch, self.size, self._is_at_end = epoch, place["last_size"], place["is_at_end"]
         self.step, self.seen = place["step"] - 1, place["seen"]
         self._is_resumed, self._has_pass, self._has_asked = True, False, False
 
-    def __iter__(self) -> Iterator[Any]:
+    def _batches_of_pass(self) -> Iterator[Any]:
         if not self._is_resumed:
             self._to_beginning()
         self._is_resumed = False
@@ -115,7 +117,7 @@ class Stream(BatchIterator):
     def _pass(self) -> Iterator[Any]:
         """One batch is always ahead, so that the ranks can agree on it while they train on the one before."""
         self._has_pass, self._number = True, self._number + 1
-        self._firsts = FirstItems(self.split, told=self._rank == 0)
+        self._firsts = FirstItems(self.split, told=self.rank == 0)
         records = self._records()
         ahead = self._ask(records)
         while self._all_have_one() and ahead is not None:
@@ -123,7 +125,7 @@ class Stream(BatchIterator):
             self._places.take(record)
             self._begin_update(self.seen, self.seen + found.samples)
             self.seen += found.samples
-            self.is_full_batch = found.full == self._world_size
+            self.is_full_batch = found.full == self.world_size
             ahead = self._ask(records)
             last_progress.note_progress()
             yield record.batch
@@ -175,16 +177,16 @@ class Stream(BatchIterator):
         with_batch = self._agreement.collect().ranks
         if self.seen == 0:
             raise DataError(
-                f"Reading an epoch of a stream on {counted(self._world_size, 'rank')}:",
-                f"{self._world_size - with_batch} of them have no batch.",
+                f"Reading an epoch of a stream on {counted(self.world_size, 'rank')}:",
+                f"{self.world_size - with_batch} of them have no batch.",
                 'is the iterable empty? Each rank needs an item, and with split="own" a shard of its own',
             )
         self.size = self.seen
         if with_batch and not self._has_told:
             self._has_told = True
-            if self._rank == 0:
+            if self.rank == 0:
                 words = "The stream ended on %d of %d ranks. What the others had left of this epoch was not trained."
-                log.warning(f"{words} (This is said once.)", self._world_size - with_batch, self._world_size)
+                log.warning(f"{words} (This is said once.)", self.world_size - with_batch, self.world_size)
 
 
 class _Orders:

@@ -1,24 +1,39 @@
-"""What a training has at a save and no checkpoint has: that is said once, since a resume begins without it.
+"""What a training has and no checkpoint has: that is said once, since a resume begins without it.
 
-The state of a communication hook of DDP, such as PowerSGD's errors; and gradients that no optimizer has used.
+The state of a communication hook of DDP, such as PowerSGD's errors; gradients that no optimizer has used; and what
+takes part in the training and was not given to its Checkpointer: optimizers, schedulers, shards, DataLoaders.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime import non_finite
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler
+from cluster_ddp.runtime.data.stream import Stream
+from cluster_ddp.runtime.data.stream_reader import StreamReader
 from cluster_ddp.runtime.model import ddp
 from cluster_ddp.runtime.model.dtensor_pieces import local_part
 
 log = logging.getLogger("cluster_ddp")
 
+_STEPPED = torch.optim.Optimizer, LRScheduler
 _OF_HOOK = "give the hook a state that is also in meters: an object with state_dict() and load_state_dicts(states)"
+_OF_PART = "give it to the Checkpointer, by a name: Checkpointer(world, …, {name}={name})"
+_OF_SHARD = "give all shards to the Checkpointer: shard=[one, another]"
+_OF_LOADER = "read it by world.shard(dataset, …), or if it has no length by world.stream(loader, batch_size=None)"
+_OF_LATE = "in the loop: optimizer.step(), scheduler.step(), checkpoint.step(), in this order"
 _OF_GRADIENTS = (
     "call checkpoint.step() only after the optimizer's step; "
     "`with world.accumulate(model, shard, every=4) as is_last:` says after which batch that is"
@@ -28,13 +43,40 @@ _OF_GRADIENTS = (
 class Unsaved:
     """Finds that in the parts of a training. Make it before the first step."""
 
-    def __init__(self, parts: Mapping[str, Any], meters: Iterable[object]) -> None:
-        self._parts, self._saved = dict(parts), [*parts.values(), *meters]
-        self._gradients = _Gradients([one for one in parts.values() if isinstance(one, torch.optim.Optimizer)])
+    def __init__(self, parts: Mapping[str, Any], meters: Iterable[object], shards: Sequence[BatchIterator]) -> None:
+        self._parts, self._saved, self._shards = dict(parts), [*parts.values(), *meters], shards
+        optimizers = [one for one in parts.values() if isinstance(one, torch.optim.Optimizer)]
+        self._gradients, self._steps = _Gradients(optimizers), _OptimizerSteps()
+        self._schedulers = {name: part for name, part in parts.items() if isinstance(part, LRScheduler)}
+        self._scheduled: dict[str, int] | None = None  # at the last step, until the loop's body has run
+        self._has_looked = False
         self._told: set[str] = set()
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of steps that all optimizers of this process have made."""
+        return self._steps.count
+
+    def note_step(self) -> None:
+        """Call it in each step, and `tell_of_late` once the loop's body has run."""
+        self._scheduled = {name: part.last_epoch for name, part in self._schedulers.items()}
+
+    def tell_of_late(self, step: int) -> None:
+        """Say which schedulers have stepped after this step was counted."""
+        before, self._scheduled = self._scheduled or {}, None
+        for name, last_epoch in before.items():
+            if self._schedulers[name].last_epoch != last_epoch:
+                self._say(step, f"{name!r} stepped after checkpoint.step().", _OF_LATE)
 
     def tell(self, step: int) -> None:
         """Say what this step's checkpoint lacks, each once. Call it on rank 0, when its device has done its work."""
+        if not self._has_looked:
+            self._has_looked = True
+            self._look(step)
+        for optimizer in set(self._steps.optimizers) - self._inside_parts():
+            if optimizer.state:
+                found = f"{type(optimizer).__name__} makes steps, and is no part of the Checkpointer."
+                self._say(step, found, _OF_PART.format(name="optimizer"))
         for name, part in self._parts.items():
             for state in ddp.hook_states(part):
                 if not any(state is one for one in self._saved):
@@ -43,11 +85,74 @@ class Unsaved:
         if self._gradients.are_unused():
             self._say(step, "there are gradients that no optimizer has used.", _OF_GRADIENTS)
 
+    def _look(self, step: int) -> None:
+        """Look for schedulers and data that take part in the training. Once: it goes through all objects."""
+        for one in being_read - set(self._shards):
+            self._say(step, f"a {type(one).__name__.lower()} is read that is not the Checkpointer's.", _OF_SHARD)
+        objects, parts = gc.get_objects(), self._inside_parts()
+        kinds = {type(one) for one in objects}
+        schedulers = {kind for kind in kinds if issubclass(kind, LRScheduler)}
+        loaders = {kind for kind in kinds if issubclass(kind, _BaseDataLoaderIter)}
+        for one in objects:
+            if type(one) in schedulers and one.optimizer in parts and one not in parts:
+                found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
+                self._say(step, found, _OF_PART.format(name="scheduler"))
+            elif type(one) in loaders and _is_under_way(one) and not any(_reads(s, one._dataset) for s in self._shards):
+                self._say(step, "a DataLoader is read whose place is not saved.", _OF_LOADER)
+
+    def _inside_parts(self) -> set[object]:
+        """The optimizers and schedulers among the parts, and in their attributes, such as SequentialLR's list."""
+        found: set[object] = set()
+        left = list(self._parts.values())
+        while left:
+            part = left.pop()
+            if isinstance(part, _STEPPED):
+                found.add(part)
+            for value in getattr(part, "__dict__", {}).values():
+                inside = value if isinstance(value, list | tuple) else (value,)
+                left += [one for one in inside if isinstance(one, _STEPPED) and one not in found]
+        return found
+
     def _say(self, step: int, found: str, hint: str) -> None:
         if found not in self._told:
             self._told.add(found)
             lost = "No checkpoint has that, and a resume begins without it: it will not be exact."
             log.error("%s\nTraining continues.", CheckpointError(f"Saving step {step}:", f"{found} {lost}", hint))
+
+
+def _is_under_way(iterator: Any) -> bool:
+    """Whether a DataLoader's iterator, not one of a shard or a stream, is in the midst of its pass."""
+    if isinstance(iterator._index_sampler, DistributedBatchSampler) or isinstance(iterator._dataset, StreamReader):
+        return False
+    size = len(iterator) if hasattr(iterator._index_sampler, "__len__") else None
+    return size is None or 0 < iterator._num_yielded < size
+
+
+def _reads(shard: BatchIterator, dataset: object) -> bool:
+    """Whether a stream's iterable is a loader of this dataset, or has such a loader or the dataset."""
+    if not isinstance(shard, Stream):
+        return False
+    inside = [shard.iterable, *getattr(shard.iterable, "__dict__", {}).values()]
+    return any(dataset is one or dataset is getattr(one, "dataset", None) for one in inside)
+
+
+class _OptimizerSteps:
+    """Counts the steps of all optimizers in this process, and notes which ones they are."""
+
+    def __init__(self) -> None:
+        self._count = [0]
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        count, optimizers = self._count, self.optimizers  # not this object: torch keeps the hook
+
+        def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            count[0] += 1
+            optimizers.add(optimizer)
+
+        weakref.finalize(self, register_optimizer_step_post_hook(note).remove)
+
+    @property
+    def count(self) -> int:
+        return self._count[0]
 
 
 class _Gradients:

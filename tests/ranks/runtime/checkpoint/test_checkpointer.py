@@ -412,7 +412,9 @@ def test_a_training_that_was_left_frees_its_memory_at_once(world: World, tmp_pat
     gc.disable()
     try:
         checkpoint = Checkpointer(world, run_dir=tmp_path, model=(model := torch.nn.Linear(2, 1)))
-        checkpoint.step()
+        for _ in checkpoint.until(2):
+            checkpoint.step()
+            break
         checkpoint._saver.save_now()
         left = [weakref.ref(one) for one in (model, checkpoint._state, checkpoint._saver)]
         assert saved(tmp_path) == [1]

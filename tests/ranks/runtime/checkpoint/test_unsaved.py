@@ -297,7 +297,7 @@ def said_of(caplog: pytest.LogCaptureFixture, loop: Callable[[torch.nn.Module, t
     """How often something is said in a loop that yields where it saves."""
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    unsaved = Unsaved({"model": model, "optimizer": optimizer}, [])
+    unsaved = Unsaved({"model": model, "optimizer": optimizer}, [], [])
     caplog.clear()
     for step, _ in enumerate(loop(model, optimizer)):  # type: ignore[arg-type, var-annotated]
         unsaved.tell(step)
@@ -384,7 +384,7 @@ def test_gradients_that_no_optimizer_has_used(caplog: pytest.LogCaptureFixture, 
 def test_the_state_of_a_hook_may_be_a_meter(world: World, caplog: pytest.LogCaptureFixture) -> None:
     state, model = Memory(), world.wrap(torch.nn.Linear(3, 2))
     model.register_comm_hook(state, lambda memory, bucket: default_hooks.allreduce_hook(None, bucket))  # type: ignore
-    Unsaved({"model": model}, [state]).tell(1)
+    Unsaved({"model": model}, [state], []).tell(1)
     assert not caplog.records
-    Unsaved({"model": torch.compile(model)}, []).tell(1)
+    Unsaved({"model": torch.compile(model)}, [], []).tell(1)
     assert "communication hook with a state, Memory" in caplog.text

@@ -150,13 +150,13 @@ def test_a_loop_that_forgets_what_is_accumulated_is_told(
     assert checkpoint.steps == 2 and caplog.text.count("multiply the mean loss of each batch by it") == 1
 
 
-def test_an_evaluation_on_another_shard_of_the_checkpoint_is_no_mistake(
+def test_an_evaluation_on_another_shard_is_no_mistake(
     world: cluster_ddp.World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It weights no loss, and may end amid an update."""
     model, numbers = world.wrap(nn.Linear(1, 1)), TensorDataset(torch.arange(8))
     train, test = (world.shard(numbers, global_batch=4, batch_size=2) for _ in range(2))
-    checkpoint = cluster_ddp.Checkpointer(world, shard=[train, test], run_dir=tmp_path / "run", model=model)
+    checkpoint = cluster_ddp.Checkpointer(world, shard=train, run_dir=tmp_path / "run", model=model)
     for _ in checkpoint.epochs(2):
         for _ in train:
             with world.accumulate(model, train) as is_last:

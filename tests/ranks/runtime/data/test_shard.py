@@ -320,3 +320,19 @@ def test_what_has_a_to_of_its_own_moves_itself_in_the_trainings_stream(
     assert isinstance(batch["packed"], PackedSequence)
     assert (batch["packed"].data.device.type, batch["packed"].batch_sizes.device.type) == ("meta", "cpu")
     assert asked == (["end", "wait for the event", "moved"] if ahead else ["moved", "end"])
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, 0), ({"shuffle_seed": 1}, 1)])
+def test_an_order_that_repeats_as_no_epoch_is_set_is_said_once(
+    world: World, caplog: pytest.LogCaptureFixture, options: dict[str, int], said: int
+) -> None:
+    """Without a Checkpointer. What is not shuffled may be for an evaluation."""
+    shard = world.shard(TensorDataset(torch.arange(6)), batch_size=2, **options)
+    for _ in range(3):
+        list(shard)
+    assert caplog.text.count("The second pass over a shard has the order of the first") == said
+    other = world.shard(TensorDataset(torch.arange(6)), batch_size=2, **options)
+    for epoch in range(3):
+        other.set_epoch(epoch)
+        list(other)
+    assert caplog.text.count("The second pass over a shard") == said

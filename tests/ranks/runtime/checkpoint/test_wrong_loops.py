@@ -1,0 +1,351 @@
+"""Loops that a resume could not continue, or would train wrongly: each is exact, refused or said; none is silent.
+
+Over DDP, FSDP and streams, with one rank and with two. The table in docs/explanation/exact-resume.md has them all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import job_ids, run_ranks, slurm_step
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+import cluster_ddp
+from cluster_ddp.errors import SpecError
+from cluster_ddp.runtime.data.batch_iterator import BatchIterator
+
+JOB_ID = job_ids()
+SAMPLES = 24  # six batches on one rank, three on two
+KINDS = ("ddp", "fsdp", "stream")
+LATER = [pytest.param(kind, 1, marks=pytest.mark.full) for kind in ("fsdp", "stream")]
+
+
+class Loop:
+    """A training: its parts, and one step of it."""
+
+    def __init__(self, world: cluster_ddp.World, kind: str, run_dir: Path) -> None:
+        self.world, self.kind, self.run_dir = world, kind, run_dir
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.model = world.wrap(net, strategy="fsdp", blocks=nn.Linear) if kind == "fsdp" else world.wrap(net)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.shard = self.data()
+
+    def data(self) -> BatchIterator:
+        rows = torch.randn(SAMPLES, 2, generator=torch.Generator().manual_seed(2))
+        if self.kind == "stream":
+            return self.world.stream(list(rows), batch_size=4)
+        return self.world.shard(TensorDataset(rows), batch_size=4, shuffle_seed=1)
+
+    def checkpointer(self, *, shard: Any = "its own", **more: Any) -> cluster_ddp.Checkpointer:
+        parts = {"model": self.model, "optimizer": self.optimizer, **more}
+        own = self.shard if shard == "its own" else shard
+        return cluster_ddp.Checkpointer(self.world, shard=own, run_dir=self.run_dir, **parts)
+
+    def update(self, batch: Any) -> None:
+        self.backward(batch)
+        self.optimizer.step()
+
+    def backward(self, batch: Any) -> None:
+        rows = batch if isinstance(batch, torch.Tensor) else batch[0]
+        self.optimizer.zero_grad()
+        self.model(rows).square().mean().backward()
+
+
+def right(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(2):
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+        for _ in loop.data():  # an evaluation
+            pass
+    for _ in loop.shard:  # and one behind the loop
+        pass
+
+
+def without_epochs(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in range(2):
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+
+
+def two_passes_in_an_epoch(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(2):
+        for batch in itertools.chain(loop.shard, loop.shard):
+            loop.update(batch)
+            checkpoint.step()
+
+
+def epochs_twice(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in (*checkpoint.epochs(1), *checkpoint.epochs(2)):
+        pass
+
+
+def no_step(loop: Loop) -> None:
+    for _ in loop.checkpointer().epochs(2):
+        for batch in loop.shard:
+            loop.update(batch)
+
+
+def step_twice(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(1):
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+            checkpoint.step()
+
+
+def step_before_the_optimizers(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(1):
+        for batch in loop.shard:
+            loop.backward(batch)
+            checkpoint.step()
+            loop.optimizer.step()
+
+
+def left_by_break(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(2):
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+            break
+
+
+def some_left_out_by_continue(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(1):
+        for batch in loop.shard:
+            if loop.shard.step == 1:
+                continue
+            loop.update(batch)
+            checkpoint.step()
+
+
+def until_in_epochs(loop: Loop) -> None:
+    checkpoint = loop.checkpointer(shard=None)
+    for _ in range(2):
+        for _ in checkpoint.until(3):
+            loop.update(torch.randn(4, 2))
+            checkpoint.step()
+
+
+def step_twice_in_until(loop: Loop) -> None:
+    checkpoint = loop.checkpointer(shard=None)
+    for _ in checkpoint.until(3):
+        loop.update(torch.randn(4, 2))
+        checkpoint.step()
+        checkpoint.step()
+
+
+def no_loop_of_steps(loop: Loop) -> None:
+    checkpoint = loop.checkpointer(shard=None)
+    loop.update(torch.randn(4, 2))
+    checkpoint.step()
+
+
+def read_again_in_an_epoch(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(1):
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+            next(iter(loop.shard))
+
+
+def read_before_the_loop(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for _ in loop.shard:  # such as for the mean of the data
+        pass
+    for _ in checkpoint.epochs(1):
+        pass
+
+
+def evaluates_on_another_shard_of_it(loop: Loop) -> None:
+    other = loop.data()
+    checkpoint = loop.checkpointer(shard=[loop.shard, other])
+    for _ in checkpoint.epochs(1):
+        for batch in loop.shard:
+            loop.update(batch)
+            for _ in other:
+                pass
+            checkpoint.step()
+
+
+def a_second_shard(loop: Loop) -> None:
+    other = loop.data()
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(1):
+        for batch, _ in zip(loop.shard, other):
+            loop.update(batch)
+            checkpoint.step()
+
+
+def a_loader(loop: Loop) -> None:
+    others = DataLoader(TensorDataset(torch.randn(SAMPLES, 2)), batch_size=4)
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(1):
+        for batch, _ in zip(loop.shard, others):
+            loop.update(batch)
+            checkpoint.step()
+
+
+def a_loader_in_until(loop: Loop) -> None:
+    checkpoint = loop.checkpointer(shard=None)
+    batches = iter(DataLoader(TensorDataset(torch.randn(SAMPLES, 2)), batch_size=4))
+    for _ in checkpoint.until(3):
+        loop.update(next(batches))
+        checkpoint.step()
+
+
+def steps_with(loop: Loop, step: Callable[[], None], **parts: Any) -> None:
+    checkpoint = loop.checkpointer(**parts)
+    for _ in checkpoint.epochs(1):
+        for batch in loop.shard:
+            loop.update(batch)
+            step()
+            checkpoint.step()
+
+
+def a_stream_of_a_loader(loop: Loop) -> None:
+    torch.manual_seed(loop.world.rank)  # each rank has a share of its own
+    loader = DataLoader(TensorDataset(torch.randn(SAMPLES, 2)), batch_size=4)
+    loop.shard = loop.world.stream(loader, batch_size=None)
+    steps_with(loop, lambda: None)
+
+
+def a_scheduler_that_is_no_part(loop: Loop) -> None:
+    steps_with(loop, lr_scheduler.StepLR(loop.optimizer, 2).step)
+
+
+def a_scheduler_in_a_scheduler(loop: Loop) -> None:
+    """It is saved with the other one."""
+    each = [
+        torch.optim.lr_scheduler.ConstantLR(loop.optimizer, 0.5),
+        lr_scheduler.StepLR(loop.optimizer, 2),
+    ]
+    scheduler = torch.optim.lr_scheduler.SequentialLR(loop.optimizer, each, [2])
+    steps_with(loop, scheduler.step, scheduler=scheduler)
+
+
+def a_scheduler_that_steps_late(loop: Loop) -> None:
+    scheduler = lr_scheduler.StepLR(loop.optimizer, 2)
+    checkpoint = loop.checkpointer(scheduler=scheduler)
+    for _ in checkpoint.epochs(1):
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+            scheduler.step()
+
+
+def an_optimizer_that_is_no_part(loop: Loop) -> None:
+    other = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([other])
+
+    def step() -> None:
+        other.grad = torch.ones(2)
+        optimizer.step()
+
+    steps_with(loop, step)
+
+
+def a_second_checkpointer(loop: Loop) -> None:
+    for _ in loop.checkpointer().epochs(1):
+        for _ in loop.shard:
+            loop.checkpointer()
+
+
+def a_shard_of_other_ranks(loop: Loop) -> None:
+    loop.shard.world_size += 1
+    loop.checkpointer()
+
+
+EXACT = ""
+TABLE: dict[Callable[[Loop], None], str] = {
+    right: EXACT,
+    without_epochs: r"Step 1:\n  it is in no loop .*write for epoch in checkpoint\.epochs\(10\): for batch in shard",
+    two_passes_in_an_epoch: r"Step [47]:\n  this is another pass over the shard in epoch 1",
+    epochs_twice: r"Training for 2 epochs:\n  this Checkpointer has had its loop",
+    no_step: r"optimizers made [36] steps, and checkpoint\.step\(\) was not called.*call checkpoint\.step\(\) after",
+    step_twice: r"Step 2:\n  the step of this batch was counted already",
+    step_before_the_optimizers: "there are gradients that no optimizer has used",
+    left_by_break: "the loop over the shard was left after it",
+    some_left_out_by_continue: EXACT,
+    until_in_epochs: r"Training for 3 steps:\n  this Checkpointer has had its loop",
+    step_twice_in_until: r"Step 2:\n  the step of this batch was counted already",
+    no_loop_of_steps: r"Step 1:\n  it is in no loop .*write for done in checkpoint\.until",
+    read_again_in_an_epoch: r"Reading the training's shard again in epoch 1, after [48] samples",
+    read_before_the_loop: r"Training for 1 epoch:\n  the shard was read before",
+    evaluates_on_another_shard_of_it: "a shard of the Checkpointer was read in an evaluation",
+    a_second_shard: r"a (shard|stream) is read that is not the Checkpointer's.*shard=\[one, another\]",
+    a_loader: "a DataLoader is read whose place is not saved",
+    a_stream_of_a_loader: EXACT,
+    a_loader_in_until: "a DataLoader is read whose place is not saved",
+    a_scheduler_that_is_no_part: "StepLR is a scheduler of a part, and is no part",
+    a_scheduler_in_a_scheduler: EXACT,
+    a_scheduler_that_steps_late: r"'scheduler' stepped after checkpoint\.step\(\)",
+    an_optimizer_that_is_no_part: "Adam makes steps, and is no part of the Checkpointer",
+    a_second_checkpointer: "another Checkpointer's loop is reading this shard",
+    a_shard_of_other_ranks: "a shard is for rank",
+}
+"""Each loop, and what is said of it, as an error or in the log."""
+
+
+class Said(logging.Handler):
+    """What the package says at WARNING and above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.words: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "is still being written" not in (words := record.getMessage()):  # a slow disk's
+            self.words.append(words)
+
+
+def heard() -> None:
+    """Run all loops, each in a run directory of its own; leave what was said of each."""
+    folder, kind = Path(os.environ["FOLDER"]), os.environ["KIND"]
+    with cluster_ddp.distributed(cuda=False) as world:
+        found = {}
+        for loop in TABLE:
+            said = Said()
+            logging.getLogger("cluster_ddp").addHandler(said)
+            try:
+                loop(Loop(world, kind, folder / f"{loop.__name__} run"))
+            except SpecError as error:
+                said.words.append(str(error))
+            logging.getLogger("cluster_ddp").removeHandler(said)
+            found[loop.__name__] = said.words
+        (folder / f"said-{world.rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(("kind", "count"), [("ddp", 1), ("ddp", 2), ("fsdp", 2), ("stream", 2), *LATER])
+def test_no_loop_trains_wrongly_without_a_word(tmp_path: Path, kind: str, count: int) -> None:
+    env = {"FOLDER": str(tmp_path), "KIND": kind}
+    steps = [slurm_step(rank, count, job_id=JOB_ID + KINDS.index(kind), **env) for rank in range(count)]
+    for end in run_ranks(heard, steps, tmp_path):
+        assert end.exit_code == 0, end.output
+    said = json.loads((tmp_path / "said-0.json").read_text())
+    for loop, expected in TABLE.items():
+        words = said[loop.__name__]
+        assert len(words) == bool(expected), (loop.__name__, words)
+        assert not expected or re.search(expected, words[0], re.DOTALL), (loop.__name__, words)
