@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from record import Figure, report
-from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.mnist.model import Net
@@ -56,18 +55,17 @@ def reference(world: World, folder: Path) -> list[Figure]:
     """Save the reference training's model and optimizer after each step."""
     model = world.wrap(Net())
     optimizer = torch.optim.Adadelta(model.parameters())
-    shard = world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
     checkpoint = cluster_ddp.Checkpointer(
-        world, shard=shard, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model, optimizer=optimizer
+        world, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model, optimizer=optimizer
     )
     images, labels = torch.randn(64, 1, 28, 28), torch.zeros(64, dtype=torch.int64)
     taken_ms = []
-    for _ in range(1 + SAVES):
+    for _ in checkpoint.until(1 + SAVES):
+        checkpoint._folder.writer.wait()
         optimizer.zero_grad()
         F.nll_loss(model(images), labels).backward()
         optimizer.step()
         taken_ms.append(1000 * seconds(checkpoint.step))
-        checkpoint._folder.writer.wait()
     first, *others = taken_ms  # the first save also gets the memory for its copy
     size_mb = checkpoint.last_good.stat().st_size / 1e6 if checkpoint.last_good else 0
     what = f"the reference training's state, {size_mb:.0f} MB: blocked for"
@@ -81,18 +79,15 @@ def reference(world: World, folder: Path) -> list[Figure]:
 def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figure]:
     """Save a large model in the background and in the foreground."""
     model = world.wrap(model_of(options.mb))
-    shard = world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
-    checkpoint = cluster_ddp.Checkpointer(
-        world, shard=shard, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model
-    )
+    checkpoint = cluster_ddp.Checkpointer(world, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model)
     copy, finite = HostCopy(world.device), FiniteState({"model": model.module})
     foreground, background, look = [], [], []
-    for _ in range(1 + options.rounds):  # the first round gets the memory from the system
+    for _ in checkpoint.until(1 + options.rounds):  # the first round gets the memory from the system
+        checkpoint._folder.writer.wait()
         foreground.append(
             seconds(lambda: checkpoint_file.write(folder / "foreground.pt", copy.of(model.module.state_dict())))
         )
         background.append(seconds(checkpoint.step))
-        checkpoint._folder.writer.wait()
         look.append(seconds(lambda: finite.non_finite({"model": model.module.state_dict()})))
     in_foreground = f"{options.mb} MB: saved in the foreground"
     return [

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 from record import Figure, report
-from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -62,18 +61,17 @@ def one(folder: Path, gib: float, name: str) -> None:
         width = round((gib * GIB / 4 / (3 if name == "Adam" else 1) / LAYERS) ** 0.5)
         model = world.wrap(torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS))))
         optimizer = getattr(torch.optim, name)(model.parameters())
-        shard = world.shard(TensorDataset(torch.zeros(8, 2)), batch_size=1, shuffle_seed=1)
         is_saved, before = (folder / "checkpoints").exists(), peak_bytes()
         checkpoint = cluster_ddp.Checkpointer(
-            world, shard=shard, run_dir=RunDir(folder, world), every="1steps", model=model, optimizer=optimizer
+            world, run_dir=RunDir(folder, world), every="1steps", model=model, optimizer=optimizer
         )
         if is_saved:
             print((peak_bytes() - empty) / (gib * GIB), (peak_bytes() - before) / (gib * GIB))
             return
-        model(torch.rand(1, width)).sum().backward()
-        optimizer.step()
-        checkpoint.step()
-        checkpoint._saver.wait()
+        for _ in checkpoint.until(1):
+            model(torch.rand(1, width)).sum().backward()
+            optimizer.step()
+            checkpoint.step()
 
 
 def peak_bytes() -> int:

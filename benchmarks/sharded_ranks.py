@@ -105,7 +105,7 @@ def saves(world: cluster_ddp.World, options: argparse.Namespace) -> dict[str, li
     checkpoint = training.checkpointer(options.folder / "ours", every="1steps")
     state = [one for part in (training.model, training.optimizer) for one in _tensors(part.state_dict())]
     copies = [torch.zeros_like(local_part(one)) for one in state]
-    for number in range(1 + options.rounds):
+    for number in checkpoint.until(1 + options.rounds):
         clock = Clock(world, found if number else {})  # the first save also gets the memory for its copy
         clock.measure("copy", lambda: [copy.copy_(local_part(one)) for one, copy in zip(state, copies)])
         clock.measure("blocked by ours", checkpoint.step)

@@ -34,7 +34,8 @@ STORE_PATIENCE_S = 2.0  # of `ask`
 _LONGEST_S = 1.5
 # The store's thread on rank 0 needs 19 µs per request: all ranks together may use a fiftieth of its time.
 _EVERY_S_PER_RANK = 2e-3
-_ANSWER_S = 1.0  # that a rank may take to answer, besides twice the time between two looks
+_STUCK_LOOKS = 4  # so many looks after the warning is due, the stacks of a rank that holds Python's lock are written
+_ANSWER_S = 1.0  # that a rank may take to answer, or to write its stacks, besides so many looks and two more
 _OTHERS_S = 10.0  # how much later than the rank that prints the verdict others end a start: it may be silent then
 _NEVER = float("inf")
 
@@ -162,7 +163,7 @@ class HangWatch:
         if self._answered_at >= 0:
             self.answers.forget()
             self._begin_anew()
-        here, stuck_s = self._here(), self._warning_s + 4 * self._every_s
+        here, stuck_s = self._here(), self._warning_s + _STUCK_LOOKS * self._every_s
         if self._topology.rank == 0 and self._file is not None:
             self._file.write(here.text())  # its store would be gone with it
         arm = self._file.arm if self._file is not None else lambda timeout_s: None
@@ -213,13 +214,14 @@ class HangWatch:
 
     def _tell(self, end_at: float = _NEVER) -> None:
         """Make the verdict. One rank prints it: the lowest that comes so far."""
-        turn_s = 0.0 if self._error or self._topology.rank == 0 else 2 * self._every_s + 2 * _ANSWER_S
+        patience_s = (_STUCK_LOOKS + 2) * self._every_s + _ANSWER_S
+        turn_s = 0.0 if self._error or self._topology.rank == 0 else patience_s + _ANSWER_S
         if self._stopped.wait(turn_s):
             return
         with self._judging:
             if self.words:
                 return
-            speaks, ends_after_s = self._judge(patience_s=2 * self._every_s + _ANSWER_S)
+            speaks, ends_after_s = self._judge(patience_s=patience_s)
             self._end_at = end_at + ends_after_s
             if speaks and self._error is None:  # else its error is said, and is the last word
                 words = f"No step was completed for {self._warning_s:g} s: {self.words}."

@@ -151,6 +151,8 @@ def end_the_group_too_early() -> None:
     with cluster_ddp.distributed() as world:
         shard = world.shard(torch.utils.data.TensorDataset(torch.ones(8, 1)), batch_size=2)
         checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=os.environ["FOLDER"])
+        loop = checkpoint.epochs(1)
+        next(loop)
         torch.distributed.destroy_process_group()
         calls = {
             "step": checkpoint.step,

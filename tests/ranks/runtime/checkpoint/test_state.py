@@ -45,15 +45,13 @@ def save_buffers() -> None:
     with cluster_ddp.distributed(cuda=False) as world:
         model = world.wrap(WithBuffers(world.rank))
         model.module.own.fill_(world.rank)  # DDP has made it rank 0's
-        shard = world.shard(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch_size=1, shuffle_seed=1)
-        checkpoint = cluster_ddp.Checkpointer(
-            world, shard=shard, run_dir=RunDir(Path(os.environ["RUN"]), world), model=model, every="1steps"
-        )
+        run_dir = RunDir(Path(os.environ["RUN"]), world)
+        checkpoint = cluster_ddp.Checkpointer(world, run_dir=run_dir, model=model, every="1steps")
         if "RESUMED" in os.environ:
             print(json.dumps({"own": model.module.own.item(), "same": model.module.same.sum().item()}))
             return
-        checkpoint.step()
-        checkpoint._saver.wait()
+        for _ in checkpoint.until(1):
+            checkpoint.step()
 
 
 def test_of_buffers_only_those_that_differ_are_gathered(tmp_path: Path) -> None:
@@ -92,20 +90,19 @@ with cluster_ddp.distributed(cuda=False) as world:
     width = round((MB * 1e6 / 4 / 3 / 8) ** 0.5)
     model = world.wrap(torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(8))))
     optimizer = torch.optim.Adam(model.parameters())
-    shard = world.shard(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch_size=1, shuffle_seed=1)
     resumed = Path(sys.argv[1], "checkpoints").exists()
     # What the model and its gradient buckets take is there in any case.
     before = peak_mb()
     checkpoint = cluster_ddp.Checkpointer(
-        world, shard=shard, run_dir=RunDir(Path(sys.argv[1]), world), model=model, optimizer=optimizer, every="1steps"
+        world, run_dir=RunDir(Path(sys.argv[1]), world), model=model, optimizer=optimizer, every="1steps"
     )
     if resumed:
         print((peak_mb() - before) / MB)
     else:
-        model(torch.rand(1, width)).sum().backward()
-        optimizer.step()
-        checkpoint.step()
-        checkpoint._saver.wait()
+        for _ in checkpoint.until(1):
+            model(torch.rand(1, width)).sum().backward()
+            optimizer.step()
+            checkpoint.step()
 """
 
 
