@@ -59,13 +59,13 @@ class Unsaved:
 
     def note_step(self) -> None:
         """Call it in each step, and `tell_of_late` once the loop's body has run."""
-        self._scheduled = {name: part.last_epoch for name, part in self._schedulers.items()}
+        self._scheduled = {name: _last_epoch(part) for name, part in self._schedulers.items()}
 
     def tell_of_late(self, step: int) -> None:
         """Say which schedulers have stepped after this step was counted."""
         before, self._scheduled = self._scheduled or {}, None
         for name, last_epoch in before.items():
-            if self._schedulers[name].last_epoch != last_epoch:
+            if _last_epoch(self._schedulers[name]) != last_epoch:
                 self._say(step, f"{name!r} stepped after checkpoint.step().", _OF_LATE)
 
     def tell(self, step: int) -> None:
@@ -118,6 +118,12 @@ class Unsaved:
             self._told.add(found)
             lost = "No checkpoint has that, and a resume begins without it: it will not be exact."
             log.error("%s\nTraining continues.", CheckpointError(f"Saving step {step}:", f"{found} {lost}", hint))
+
+
+def _last_epoch(scheduler: Any) -> int:
+    """How often a scheduler has stepped; ChainedScheduler does not know, but those in it do."""
+    one = scheduler if hasattr(scheduler, "last_epoch") else scheduler._schedulers[0]
+    return int(one.last_epoch)
 
 
 def _is_under_way(iterator: Any) -> bool:
