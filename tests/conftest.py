@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 import signal_handlers
 import slowness
-from cluster import SKIPPED
+from cluster import SKIPPED, skip
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.task import supervisor
@@ -180,8 +180,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("mnist")
     source = os.environ.get("MNIST_FROM", "")
     if not source:
-        reason = "MNIST is not at hand: run scripts/download_data.py, or set MNIST_FROM to a folder with its files"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+        skip("MNIST is not at hand: run scripts/download_data.py, or set MNIST_FROM to a folder with its files")
     command = [sys.executable, "scripts/download_data.py", "--data-dir", str(folder), "--from", source]
     subprocess.run(command, cwd=_ROOT, check=True)
     return folder

@@ -47,9 +47,10 @@ def _names_of_tests() -> tuple[set[str], set[str]]:
     full, all_names = set[str](), set[str]()
     for path in TESTS.rglob("test_*.py"):
         is_later = any(ast.unparse(node) == "pytestmark = pytest.mark.full" for node in sources.tree(path).body)
-        tests = [node for node in sources.nodes(path) if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in sources.nodes(path) if isinstance(node, ast.FunctionDef)]
+        tests = [one for one in functions if one.name.startswith("test_")]
         later = [one for one in tests if is_later or "pytest.mark.full" in map(ast.unparse, one.decorator_list)]
-        full |= {one.name for one in later} | ({path.stem} if is_later else set())
+        full |= {one.name for one in later} | ({path.stem} if later == tests else set())
         all_names |= {one.name for one in tests} | {path.stem}
     return full, all_names
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, sandbox_name, skip
+from cluster import Cluster, sandbox_name, skip_without_slurm
 
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster, prerequisites, slurm_download
@@ -20,7 +20,7 @@ def machine() -> None:
         prerequisites.install()
         prerequisites.require()
     except SandboxError as error:
-        skip(error)
+        skip_without_slurm(error)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -62,4 +62,4 @@ def slurm(request: pytest.FixtureRequest, sandboxes: Callable[[str | None], Clus
     try:
         return sandboxes(request.param)
     except SandboxError as error:  # a container that may not make network namespaces, say
-        skip(error)
+        skip_without_slurm(error)

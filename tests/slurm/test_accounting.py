@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, sandbox_name, skip
+from cluster import Cluster, sandbox_name, skip_without_slurm
 from slowness import wait_until
 
 from cluster_ddp.errors import JobNotFoundError, SandboxError
@@ -34,7 +34,7 @@ def accounted(machine: None) -> Iterator[Cluster]:
         prerequisites.install(accounting.PROGRAMS, accounting.PACKAGES)
         layout = cluster.up(name, nodes=2, gpus_per_node=2, with_accounting=True)
     except SandboxError as error:
-        skip(error)
+        skip_without_slurm(error)
     env = cluster.environment(name)
     try:
         yield Cluster(layout, {**env, "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"})

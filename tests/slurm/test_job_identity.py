@@ -13,7 +13,7 @@ from pathlib import Path
 
 import demo
 import pytest
-from cluster import Cluster, Place, sandbox_name, skip
+from cluster import Cluster, Place, sandbox_name, skip_without_slurm
 
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster
@@ -27,7 +27,7 @@ def new_cluster(folder: Path) -> Iterator[Place]:
     try:
         layout = cluster.up(name, nodes=1, gpus_per_node=1)
     except SandboxError as error:
-        skip(error)
+        skip_without_slurm(error)
     try:
         env = cluster.environment(name)
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"

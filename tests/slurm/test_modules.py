@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, skip
+from cluster import Cluster, skip_without_slurm
 
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import prerequisites
@@ -21,7 +21,7 @@ def home(machine: None, tmp_path: Path) -> Path:
     try:
         prerequisites.install(("modulecmd",), ("environment-modules",))
     except SandboxError as error:
-        skip(error)
+        skip_without_slurm(error)
     home = tmp_path / "it's home"
     (home / "modules" / "cuda").mkdir(parents=True)
     (home / "modules" / "cuda" / "12.8").write_text("#%Module\nsetenv CUDA_SEEN 12.8\n")

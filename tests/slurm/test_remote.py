@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import TIMEOUT_S, Cluster, skip
+from cluster import TIMEOUT_S, Cluster, skip_without_slurm
 from slowness import scaled
 
 from cluster_ddp.errors import SandboxError
@@ -60,7 +60,7 @@ def sshd(slurm: Cluster, tmp_path: Path) -> Iterator[Path]:
     try:
         prerequisites.install(("sshd", "rsync"), ("openssh-server", "rsync"))
     except SandboxError as error:
-        skip(error)
+        skip_without_slurm(error)
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
     for name in ("host_key", "user_key"):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from chaos import disk, faults
-from cluster import Cluster, sandbox_name, skip
+from cluster import Cluster, sandbox_name, skip_without_slurm
 from slowness import scaled, wait_until
 
 from cluster_ddp.errors import ClusterDDPError, SandboxError
@@ -135,7 +135,7 @@ def test_another_slurm_beside_the_systems() -> None:
     try:
         slurm_download.fetch(version)
     except SandboxError as error:
-        skip(error)
+        skip_without_slurm(error)
     systems = shutil.which("srun")
     done = door("up", "--name", NAME, "--nodes", "2", "--slurm-version", version)
     cluster.keep(NAME)

@@ -91,13 +91,13 @@ class Checkpointer:
     ) -> None:
         self.world = world
         self._shards = [shard] if isinstance(shard, BatchIterator) else list(shard or ())
+        self._take_shards()
         self._stop_flag = StopFlag(stop_signals, told=world.is_main)
         interval = Interval.parse(every or ("1epoch" if self._shards else "10min"), has_epochs=bool(self._shards))
         check_choices(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
         if run_dir is None and Env.RUN_DIR not in os.environ:  # nobody has named it
             world.print(f"Run directory: {self.run_dir.path}")
-        self._check_shards()
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
@@ -137,8 +137,9 @@ class Checkpointer:
         if not self._shards:
             hint = "give shard=world.shard(dataset, …), or loop over checkpoint.until(steps)"
             raise SpecError(f"Training for {counted(count, 'epoch')}:", "without a shard an epoch has no end.", hint)
-        self._boundary.begin(count, counted(count, "epoch"))
-        self._tell_if_done(counted(count, "epoch"), done=self.epoch >= count)
+        all_of_it = counted(count, "epoch")
+        self._boundary.begin(count, all_of_it)
+        self._tell_if_done(all_of_it, done=self.epoch >= count)
         try:
             while self.epoch < count and not self._is_finished():
                 self._state.set_epoch(self.epoch)
@@ -168,8 +169,9 @@ class Checkpointer:
         if self._shards:
             hint = "loop over checkpoint.epochs(count), or leave shard= out"
             raise SpecError(f"Training for {counted(steps, 'step')}:", "a training with a shard has epochs.", hint)
-        self._boundary.begin(steps, counted(steps, "step"))
-        self._tell_if_done(counted(steps, "step"), done=self.steps >= steps)
+        all_of_it = counted(steps, "step")
+        self._boundary.begin(steps, all_of_it)
+        self._tell_if_done(all_of_it, done=self.steps >= steps)
         self._state.restore_rng()
         try:
             while (done := self.steps) < steps and not self._is_finished():
@@ -247,17 +249,16 @@ class Checkpointer:
         """
         self._boundary.in_evaluation()
 
-    def _check_shards(self) -> None:
-        """Raise SpecError if a shard is another training's, or was made for other ranks. Now they are this one's."""
+    def _take_shards(self) -> None:
+        """Make the shards this training's. SpecError: one is another training's, or was made for other ranks."""
         world, asked = self.world, "Making a Checkpointer:"
         for shard in self._shards:
             if shard.before_pass:
                 found = "another Checkpointer's loop is reading this shard."
                 raise SpecError(asked, found, "give all parts of a training to one Checkpointer")
             if (shard.rank, shard.world_size) != (world.rank, world.world_size):
-                found = (
-                    f"a shard is for rank {shard.rank} of {shard.world_size}, not {world.rank} of {world.world_size}."
-                )
+                here = f"{world.rank} of {world.world_size}"
+                found = f"a shard is for rank {shard.rank} of {shard.world_size}, not {here}."
                 raise SpecError(asked, found, "make the shard with this world: world.shard(…)")
             shard.forget_passes()
 

@@ -84,9 +84,8 @@ class StepBoundary:
         self._is_in_loop = False
         for shard in self._state.shards:
             if shard.before_pass == self.before_pass:
-                shard.before_pass = shard.after_batch = shard.at_end = (
-                    None  # they refer to this training and its memory
-                )
+                # They refer to this training and all its memory.
+                shard.before_pass = shard.after_batch = shard.at_end = None
 
     def before_pass(self, shard: BatchIterator) -> None:
         """Raise SpecError if the epoch's pass was left before its end: a new one would lose its place."""
@@ -99,7 +98,7 @@ class StepBoundary:
         """Count a step. Save if a save is due, and stop if the job has to."""
         self.between_steps()
         self._check_step()
-        shards = self._state.shards  # others may be in an evaluation
+        shards = self._state.shards
         for shard in [shard for shard in shards if shard.is_accumulated] or shards:
             shard.check_step(told=self.world.is_main)
         self.times.begin()
@@ -107,10 +106,12 @@ class StepBoundary:
         self._seen_at_step = [shard.seen for shard in shards]
         self._is_training = True
         self._run_dir.steps = last_progress.steps = self._state.steps
-        self._state.unsaved.note_step()
-        if self._state.steps == self._steps_at_start + 1:
+        is_first = self._state.steps == self._steps_at_start + 1
+        if is_first:
             self._state.reserve()  # now the optimizer also has its state
-            if self.world.is_main:
+        if self.world.is_main:
+            self._state.unsaved.note_step()
+            if is_first:
                 self._state.unsaved.tell(self._state.steps)
         self._save_or_stop(epoch_ended=False)
         if self._is_at_end():  # also if the loop ends with a break, or by counting
@@ -193,23 +194,27 @@ class StepBoundary:
 
     def _check_step(self) -> None:
         """Raise SpecError if a resume could not find the place of this step."""
-        shards, asked = self._state.shards, f"Step {self._state.steps + 1}:"
-        loop = "for epoch in checkpoint.epochs(10): for batch in shard: …"
-        loop = loop if shards else "for done in checkpoint.until(10_000): …"
+        shards = self._state.shards
         if not self._is_in_loop:
-            raise SpecError(asked, "it is in no loop that a resume could continue.", f"write {loop}")
+            loop = "for epoch in checkpoint.epochs(10): for batch in shard: …"
+            hint = f"write {loop if shards else 'for done in checkpoint.until(10_000): …'}"
+            raise self._no_place("it is in no loop that a resume could continue.", hint)
         if min((shard.passes for shard in shards), default=1) > 1:
             found = f"this is another pass over the shard in epoch {self._state.epoch + 1}: a resume would repeat it."
-            raise SpecError(asked, found, f"let each pass be an epoch: {loop}")
+            hint = "let each pass be an epoch: for epoch in checkpoint.epochs(10): for batch in shard: …"
+            raise self._no_place(found, hint)
         self._trained_on.update(shard for shard in shards if shard in being_read)
         if any(shard.passes and shard not in self._trained_on for shard in shards):
             found = "a shard of the Checkpointer was read in an evaluation: a resume would begin at its place there."
-            raise SpecError(asked, found, "evaluate on a shard that is not the Checkpointer's: world.shard(…)")
+            raise self._no_place(found, "evaluate on a shard that is not the Checkpointer's: world.shard(…)")
         place = (self._state.epoch, *(shard.seen for shard in shards)) if shards else (self.turn,)
         if place == self._place_at_step:
             hint = "call checkpoint.step() once for each batch, after its last optimizer step"
-            raise SpecError(asked, "the step of this batch was counted already.", hint)
+            raise self._no_place("the step of this batch was counted already.", hint)
         self._place_at_step = place
+
+    def _no_place(self, found: str, hint: str) -> SpecError:
+        return SpecError(f"Step {self._state.steps + 1}:", found, hint)
 
     def _tell_of_break(self) -> None:
         """Say once if the epoch ended with its last step, and not with its last batch: a resume would train the rest.

@@ -14,7 +14,7 @@ from cluster_ddp.errors import SpecError
 log = logging.getLogger("cluster_ddp")
 
 being_read: weakref.WeakSet[BatchIterator] = weakref.WeakSet()
-"""Those of which a pass has begun and not ended: a loop is in its body."""
+"""Those that a loop is reading now."""
 
 
 class BatchIterator(ABC):

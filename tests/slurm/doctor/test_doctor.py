@@ -20,7 +20,7 @@ from typing import Any
 
 import doctor_faults as faults
 import pytest
-from cluster import ROOT, Cluster, Place, output, sandbox_name, selected, skip
+from cluster import ROOT, Cluster, Place, output, sandbox_name, selected, skip_without_slurm
 from doctor_faults import Fault, Variant
 from slowness import scaled, stays, wait_until
 
@@ -149,7 +149,7 @@ def allocation(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         prerequisites.install(("nft",), ("nftables",))
         layout = sandbox.up(name, nodes=2, gpus_per_node=2)
     except SandboxError as error:
-        skip(error)
+        skip_without_slurm(error)
     env = {**sandbox.environment(name)}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     one = Cluster(layout, env)
