@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from cluster_ddp.errors import SpecError, nearest, nearest_name
 
 ASKED = "Reading the command line:"
+HELP_ALL = "--help-all"
 
 
 def whole_number(text: str) -> int:
@@ -41,16 +42,46 @@ class Parser(argparse.ArgumentParser):
     Args:
         prog: name of the command.
         description: text for --help, shown as it is.
+        daily: the options that --help shows, in this order; --help-all shows all. Empty: --help shows all.
         others: other arguments of argparse's.
     """
 
     _words: Sequence[str] = ()
 
-    def __init__(self, prog: str | None = None, *, description: str | None = None, **others: Any) -> None:
+    def __init__(
+        self, prog: str | None = None, *, description: str | None = None, daily: Sequence[str] = (), **others: Any
+    ) -> None:
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=prog, description=description, formatter_class=form, allow_abbrev=False, **others)
         self.register("type", int, whole_number)
         self.register("type", float, _real_number)
+        self._daily = daily
+        if daily:
+            self.add_argument(HELP_ALL, action=_HelpAll, nargs=0, help="show all options and exit")
+
+    def format_help(self) -> str:
+        """Return the text of --help."""
+        return self._daily_help() if self._daily else super().format_help()
+
+    @property
+    def shows_all(self) -> str:
+        """The command that shows all options."""
+        return f"{self.prog} {HELP_ALL if self._daily else '--help'}"
+
+    def _daily_help(self) -> str:
+        by_name = {name: action for action in self._actions for name in action.option_strings}
+        form = self._get_formatter()
+        form.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        form.add_text(self.description)
+        form.start_section("options for each day")
+        form.add_arguments([by_name[name] for name in self._daily])
+        form.end_section()
+        form.add_text(f"All {len(self.option_names())} options: {self.shows_all}")
+        return form.format_help()
+
+    def print_help_all(self) -> None:
+        """Print all options."""
+        self._print_message(super().format_help(), sys.stdout)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -73,7 +104,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise what argparse finds, as a SpecError."""
         found = re.sub(r"^argument (\S+): ", r"\1 ", message)
-        raise SpecError(ASKED, found if found.endswith("?") else f"{found}.", f"{self.prog} --help")
+        raise SpecError(ASKED, found if found.endswith("?") else f"{found}.", self.shows_all)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -97,9 +128,18 @@ class Parser(argparse.ArgumentParser):
                 if owner := next((one for one in action.choices.values() if option in one.option_names()), None):
                     found = f"{option} is an option of {owner.prog}, not of {chosen.prog}."
                     meant = shlex.join([option, *filter(None, [value_of(rest)])])
-                    return SpecError(ASKED, found, f"{owner.prog} {meant}; all options: {self.prog} --help")
-                return unknown(rest, chosen.option_names(), self.prog)
-        return unknown(rest, self.option_names(), self.prog)
+                    return SpecError(ASKED, found, f"{owner.prog} {meant}; all options: {self.shows_all}")
+                return unknown(rest, chosen.option_names(), self.shows_all)
+        return unknown(rest, self.option_names(), self.shows_all)
+
+
+class _HelpAll(argparse.Action):
+    """Prints all options, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        parser.print_help_all()
+        parser.exit()
 
 
 # A field's type -> its option.
@@ -175,15 +215,15 @@ def field_texts(fields: type) -> dict[str, str]:
     return texts
 
 
-def unknown(rest: Sequence[str], legal: Iterable[str], program: str) -> SpecError:
+def unknown(rest: Sequence[str], legal: Iterable[str], shows_all: str) -> SpecError:
     """Return the error of words that no option takes. Its hint has the nearest option, with the value that was given.
 
     Args:
         rest: the words.
         legal: the options.
-        program: name of the command, for the hint.
+        shows_all: the command that shows all options, for the hint.
     """
-    option, value, hint = rest[0].partition("=")[0], value_of(rest), f"{program} --help"
+    option, value, hint = rest[0].partition("=")[0], value_of(rest), shows_all
     if not option.startswith("-"):
         return SpecError(ASKED, f"{rest[0]!r} is one word too many.", hint)
     near = nearest_options(option, legal)

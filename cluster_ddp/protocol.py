@@ -35,6 +35,8 @@ class Env:
     """The command that resumes this run, for messages."""
     NOTES: Final = "CLUSTER_DDP_NOTES"
     """Folder on the node where a rank notes why it failed, that it was stopped in time, or that it has joined."""
+    STACKS: Final = "CLUSTER_DDP_STACKS"
+    """Folder of a job on this machine where the ranks leave their stacks until they have a run directory."""
     AGENT: Final = "CLUSTER_DDP_AGENT"
     """Process id of the agent around a rank, and when it was started: the rank ends with it, also if it is killed."""
     CHANNEL: Final = "CLUSTER_DDP_CHANNEL"
@@ -71,7 +73,7 @@ class Env:
 
 OF_A_JOB: Final = frozenset(
     [
-        *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.AGENT, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE),
+        *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.STACKS, Env.AGENT, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE),
         *(Env.LOCAL_JOB_ID, Env.START, Env.CHAIN, Env.PACKED, Env.HANG_RESTART_S),
         *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACE, Env.TRACK, Env.COPY),
     ]

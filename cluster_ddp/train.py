@@ -48,7 +48,7 @@ def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
     """
     if not options:
         return TrainConfig()
-    program = f"{'cluster-ddp submit --help; for the training: ' if others else ''}{PROGRAM}"
+    program = f"{'cluster-ddp submit --help-all; for the training: ' if others else ''}{PROGRAM}"
     top = parser(with_texts="-h" in options or "--help" in options)
     try:
         parsed, rest = top.parse_known_args(options)
@@ -60,7 +60,7 @@ def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
         asked = f"Training with {shlex.join(options)}:"
         raise SpecError(asked, found, f"{before}. The training's options: {program} --help")
     if rest:
-        raise unknown(rest, [*others, *top.option_names()], program)
+        raise unknown(rest, [*others, *top.option_names()], f"{program} --help")
     given: dict[str, Any] = {name: value for name, value in vars(parsed).items() if value is not None}
     for name, value in given.items():
         given[name] = tuple(value) if isinstance(value, list) else value

@@ -29,8 +29,9 @@ class TrainConfig:
     """
 
     dataset: str = "mnist"
-    """mnist (scripts/download_data.py fetches it); fashion: Fashion-MNIST; digits: 1,797 handwritten digits in the
-    package; or folder:PATH: images of 28x28 pixels in ten classes, in four unpacked files with MNIST's names."""
+    """mnist (a checkout's scripts/download_data.py fetches it); fashion: Fashion-MNIST; digits: 1,797 handwritten
+    digits in the package; or folder:PATH: images of 28x28 pixels in ten classes, in four unpacked files with MNIST's
+    names."""
     data_dir: Path = Path("data")
     """Folder with MNIST/raw or FashionMNIST/raw, as torchvision's classes have it."""
     run_dir: Path | None = None

@@ -119,8 +119,9 @@ def common(options: Options, folder: Path | None) -> dict[str, str]:
     if folder is not None:
         values |= {Env.RUN_DIR: str(folder)}
         values |= {"PYTHONUNBUFFERED": "1"} if "PYTHONUNBUFFERED" not in os.environ else {}
-        if os.access(folder / File.SPEC, os.R_OK):  # Path.exists raises in a folder of others, until Python 3.12
-            values[Env.RESUME] = f"{RESUME} {shlex.quote(str(folder))}"
+        is_submitted = os.access(folder / File.SPEC, os.R_OK)  # Path.exists may raise, until Python 3.12
+        how = RESUME if is_submitted else "the same command with --run-dir"
+        values[Env.RESUME] = f"{how} {shlex.quote(str(folder))}"
     values |= {Env.GPUS_PER_TASK: str(options.gpus_per_task)} if options.gpus_per_task > 1 else {}
     values |= {Env.HANG_RESTART_S: str(options.hang_restart_s)} if options.hang_restart_s else {}
     values |= {Env.TRACE: str(options.trace)} if options.trace is not None else {}

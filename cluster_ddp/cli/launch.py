@@ -39,12 +39,16 @@ from cluster_ddp.submission.spec_rules import check_restarts
 
 _WITH_RANKS = {"cpus_per_task": "--cpus-per-task", "time_limit_s": "--time"}
 """Options for ranks on this machine, and those of a batch script that a job has in their place."""
+_DAILY = (
+    *("--ranks", "--ranks-per-node", "--cpus-per-task", "--run-dir", "--restarts", "--spare-nodes", "--launcher"),
+    *("--doctor", "--dry-run"),
+)
 _SHOWN_FIRST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def parser() -> Parser:
     """The options before the two dashes."""
-    top = Parser(PROGRAM, usage="%(prog)s [OPTIONS] -- COMMAND …", description=__doc__)
+    top = Parser(PROGRAM, usage="%(prog)s [OPTIONS] -- COMMAND …", description=__doc__, daily=_DAILY)
     top.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
     launch_options.add_to(top)
     return top

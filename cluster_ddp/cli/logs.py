@@ -76,13 +76,7 @@ def _record(word: str, runs_dir: Path) -> RunRecord:
         own = resumed.run_dir / ASIDE.format(word)
         print(printable(f"Job {word} was resumed as job {resumed.job}. Its own logs: {own}"), file=sys.stderr)
         found = [resumed]
-    if not found:
-        hint = "give a job id or a run directory; look in another folder with --runs-dir PATH"
-        raise JobError(f"The logs of job {word}:", f"no run directory found in {runs_dir}.", hint)
-    if len(found) > 1:
-        tasks = f"it is an array with {len(found)} tasks, {found[0].job} to {found[-1].job}."
-        raise JobError(f"The logs of job {word}:", tasks, f"name one: {PROGRAM} {found[0].job}")
-    return found[0]
+    return find_runs.only(found, f"The logs of job {word}:", runs_dir, PROGRAM)
 
 
 def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PROGRAM = "cluster-ddp memory"
 _OPTIMIZERS = ("adamw", "adam", "sgd", "sgd-momentum")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-_GB = 1e9
+_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
 
 
 def parser() -> Parser:
@@ -69,8 +69,9 @@ def main(argv: Sequence[str]) -> int:
         )
         groups = memory_estimate.grouped(model, asked.blocks)
         names = asked.blocks or list(filter(None, [model_wrapping.repeated_class(model)]))
-        print(_heading(asked.model, groups, names))
-        print("\n".join(_table(needs, asked.gpu_gb)))
+        unit = next((one for one in _UNITS if max(need.total for need in needs) >= _UNITS[one] / 10), "kB")
+        print(f"{_heading(asked.model, groups, names)} {unit} on each GPU:")
+        print("\n".join(_table(needs, asked.gpu_gb, _UNITS[unit])))
         print("Activations, the CUDA context and NCCL's own buffers come on top of the sum.")
     return 0
 
@@ -129,14 +130,14 @@ def _heading(words: str, groups: Sequence[Sequence[torch.nn.Parameter]], names: 
     numel = sum(one.numel() for group in groups for one in group)
     blocks = f"{len(groups) - 1} {' and '.join(names)}" if len(groups) > 1 else "no repeated layers"
     kinds = " and ".join(sorted({str(one.dtype).removeprefix("torch.") for group in groups for one in group}))
-    return f"{words}: {numel:,} parameters in {kinds}, {blocks}. GB on each GPU:"
+    return f"{words}: {numel:,} parameters in {kinds}, {blocks}."
 
 
-def _table(needs: Sequence[Need], gpu_gb: float) -> list[str]:
+def _table(needs: Sequence[Need], gpu_gb: float, unit: float) -> list[str]:
     rows = [["strategy", "parts", "weights", "gradients", "optimizer", "in flight", "sum", f"of {gpu_gb:g} GB"]]
     for need in needs:
         parts = (need.weights, need.gradients, need.optimizer, need.in_flight, need.total)
-        fits = "fits" if need.total <= gpu_gb * _GB else "does not fit"
-        rows.append([need.strategy, str(need.shards), *(f"{part / _GB:.2f}" for part in parts), fits])
+        fits = "fits" if need.total <= gpu_gb * _UNITS["GB"] else "does not fit"
+        rows.append([need.strategy, str(need.shards), *(f"{part / unit:.2f}" for part in parts), fits])
     words, figures = aligned(rows), aligned(rows, str.rjust)
     return ["  ".join([left[0], *right[1:-1], left[-1]]).rstrip() for left, right in zip(words, figures)]

@@ -46,14 +46,15 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
     """Return the runs that a word means; none if it is a job without a run directory in `runs_dir`.
 
     Args:
-        word: the path of a run directory, or a job id: 12, 12_3; of an array, each means its tasks. Jobs of other
-            clusters and of this machine may have had the same id: then the one that has not ended, else the last one.
-        runs_dir: folder of the run directories, in which an id is looked up.
+        word: the path of a run directory; or a job id: 12, 12_3; of an array, each means its tasks; or a job's name.
+            Several jobs may have it, those of other clusters and of this machine an id, too: then the one that has not
+            ended, else the last one.
+        runs_dir: folder of the run directories, in which an id or a name is looked up.
         runs_in: returns the runs of a folder.
 
     Raises:
         RunDirError: it is a folder, but no run directory.
-        JobError: it is the id of several jobs that have not ended.
+        JobError: several jobs that it means have not ended; or it is no id, and no run has this name.
     """
     path = Path(word)
     if path.is_dir():
@@ -64,16 +65,41 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
         return [one for one in runs_in(whole.parent) if one.job_id == record.job and one.whole_name == whole.name]
     jobs: dict[str, list[RunRecord]] = {}
     for one in runs_in(runs_dir):
-        if word in (one.job, one.job_id, *one.chain.all):
+        if word in (one.job, one.job_id, *one.chain.all, one.name, one.whole_name):
             jobs.setdefault(one.whole_name, []).append(one)
+    if not jobs and not word[:1].isdigit():
+        found = f"it is neither a job id nor a run directory, and no run in {runs_dir} has this name."
+        raise JobError(f"Looking for the job {word}:", found, "cluster-ddp status lists all runs")
     if len(jobs) < 2:
         return [one for runs in jobs.values() for one in runs]
-    unended = [runs for runs in jobs.values() if _has_not_ended(word, runs[0])]
+    unended = [
+        runs for runs in jobs.values() if _has_not_ended(word if run_dirs.is_label(word) else runs[0].job_id, runs[0])
+    ]
     if len(unended) > 1:
         folders = " and ".join(str(runs[0].run_dir) for runs in unended)
-        found = f"{len(unended)} jobs that have not ended have this id, those of {folders}."
+        found = f"{len(unended)} jobs that have not ended are called so, those of {folders}."
         raise JobError(f"Job {word}:", found, f"name the run directory instead: {unended[-1][0].run_dir}")
     return (unended or list(jobs.values()))[-1]
+
+
+def only(found: Sequence[RunRecord], asked: str, runs_dir: Path, command: str) -> RunRecord:
+    """Return the one run that a job means, where tasks of an array don't do.
+
+    Args:
+        found: what `find` has found.
+        asked, command: what it is for, and how it was asked for but for the job, for the error.
+        runs_dir: where it was looked up.
+
+    Raises:
+        JobError: there is none, or it is an array.
+    """
+    if not found:
+        hint = "give a job id or a run directory; look in another folder with --runs-dir PATH"
+        raise JobError(asked, f"no run directory found in {runs_dir}.", hint)
+    if len(found) > 1:
+        tasks = f"it is an array with {len(found)} tasks, {found[0].job} to {found[-1].job}."
+        raise JobError(asked, tasks, f"name one: {command} {found[0].job}")
+    return found[0]
 
 
 def newest(asked: str, runs_dir: Path) -> RunRecord:

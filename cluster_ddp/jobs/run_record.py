@@ -112,15 +112,22 @@ def read(path: Path) -> RunRecord:
     except (OSError, ValueError) as error:
         found, hint = f"{File.RUN} can't be read: {why(error)}.", "give the directory of another run"
         raise RunDirError(asked, found, hint) from error
-    ids = topology if isinstance(topology, dict) else {}
-    label = job_label(*map(ids.get, ("job_id", "array_job_id", "array_task_id"))) or _owner(path).get("job")
-    if launched := _launched(path):  # on this machine, its id is none of Slurm's
-        label = "" if launched.host else launched.job
+    label = _slurm_job(path, topology if isinstance(topology, dict) else {})
     job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
     began = next((path / name for name in (File.RUN, File.LOCK, File.JOB) if (path / name).exists()), path)
     began_s = changed_s(began)
     return RunRecord(run_dir=path, job=job, name=name, runs_on="Slurm" if job else None, began_s=began_s)
+
+
+def _slurm_job(path: Path, topology: Mapping[str, Any]) -> object:
+    """The id of the job that a run directory had last; "" if it is none of Slurm's: on this machine, a process id."""
+    owner = _owner(path)
+    found = job_label(*map(topology.get, ("job_id", "array_job_id", "array_task_id"))) or owner.get("job")
+    is_local = topology.get("is_local") or owner.get("is_local")
+    if launched := _launched(path):
+        found, is_local = launched.job, launched.host
+    return "" if is_local else found
 
 
 def _launched(path: Path) -> JobFile | None:

@@ -32,6 +32,7 @@ IDX_FILES = (
 )
 
 FOLDER = "folder:"
+_DOWNLOADER = Path("scripts/download_data.py")
 _CLASSES = {"mnist": "MNIST", "fashion": "FashionMNIST"}  # torchvision's
 
 
@@ -74,12 +75,13 @@ def check(data_dir: Path, *, dataset: str = "mnist", check_content: bool = True)
 
 
 def _hint(data_dir: Path, dataset: str) -> str:
+    """How to get the files; by our script only where that is, in a checkout."""
     digits = "   (or train on the embedded digits: --dataset digits)"
-    if dataset == "mnist":
-        fetch = f"python scripts/download_data.py --data-dir {shlex.quote(str(data_dir))}"
+    if dataset == "mnist" and _DOWNLOADER.is_file():
+        fetch = f"python {_DOWNLOADER} --data-dir {shlex.quote(str(data_dir))}"
         return f"on a login node: {fetch}; without internet, from copies of its files: {fetch} --from FOLDER{digits}"
-    if dataset == "fashion":
-        code = f"import torchvision; torchvision.datasets.FashionMNIST({json.dumps(str(data_dir))}, download=True)"
+    if kind := _CLASSES.get(dataset):
+        code = f"import torchvision; torchvision.datasets.{kind}({json.dumps(str(data_dir))}, download=True)"
         return f"on a login node: python -c {shlex.quote(code)}{digits}"
     return f"put four unpacked IDX files there: {', '.join(one.name for one in IDX_FILES)}"
 

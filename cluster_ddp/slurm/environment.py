@@ -124,7 +124,8 @@ def _hand_set(v: Variables) -> Fields:
     node_rank = v.integer("GROUP_RANK", "NODE_RANK")
     job, ports = _job(v), _TORCHS_PORTS
     if job["job_id"] is None and (local_job_id := v.integer(Env.LOCAL_JOB_ID)) is not None:
-        job["job_id"], ports = local_job_id, port.candidates(local_job_id)
+        job |= {"job_id": local_job_id, "is_local": True}
+        ports = port.candidates(local_job_id)
     return {
         **{"launcher": "manual", "rank": rank, "local_rank": local_rank or 0, "world_size": world_size},
         **{"local_world_size": local_world_size, "num_nodes": num_nodes},
@@ -143,7 +144,7 @@ def _submitit_local(v: Variables) -> Fields:
         raise TopologyError(asked, f"{v.shown(*names)}.", "submit it with submitit, or unset SUBMITIT_EXECUTOR")
     job_id = v.integer("SUBMITIT_LOCAL_JOB_ID") or 0
     ranks = {"rank": rank, "local_rank": local_rank, "world_size": tasks, "local_world_size": tasks}
-    job = {"job_id": job_id, "restart_count": v.integer(*variables.RESTART_COUNT) or 0}
+    job = {"job_id": job_id, "is_local": True, "restart_count": v.integer(*variables.RESTART_COUNT) or 0}
     return {"launcher": "submitit-local", **_alone(v, port.candidates(job_id)), **ranks, **job}
 
 

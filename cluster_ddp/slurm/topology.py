@@ -49,6 +49,8 @@ class Topology:
     """Ports that rank 0 tries, in this order: those of the job, or a single port."""
     job_id: int | None = None
     """SLURM_JOB_ID (each array task has its own), or the id of a job on this machine; None outside a job."""
+    is_local: bool = False
+    """Whether `job_id` is that of a job on this machine: a process id, which Slurm may have for a job, too."""
     chain_id: int | None = None
     """Id of the first job of its chain (`--chain`); None outside a chain."""
     array_job_id: int | None = None

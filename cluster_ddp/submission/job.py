@@ -42,7 +42,8 @@ def describe(label: str, status: JobStatus) -> str:
         reason = "" if status.reason == "None" else f" ({reasons.of_waiting(status.reason)})"
         return text + reason + _expected_start(status)
     if status.ended:
-        text += f" after {status.elapsed}" if status.elapsed else ""
+        since = " (since its last requeue)" if status.restarts and not status.link else ""
+        text += f" after {status.elapsed}{since}" if status.elapsed else ""
         return text if status.state == "COMPLETED" else f"{text}, {exit_in_words(status)}"
     return text + (f", restart {status.restarts}" if status.restarts and not status.link else "")
 

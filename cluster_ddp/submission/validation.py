@@ -169,7 +169,7 @@ def field_error(name: str, value: object, legal: str, *, meant: object = None, h
     meant = meant_value(name, value) if meant is None and isinstance(value, str) else meant
     if meant is not None:
         hint = option_words(name, meant)
-    by_default = f"what it takes: cluster-ddp submit --help; as a key: {name}"
+    by_default = f"what it takes: cluster-ddp submit --help-all; as a key: {name}"
     shown = " ".join(map(repr, value)) if isinstance(value, tuple) and value else repr(value)
     error = SpecError(f"A job with {name} {shown}:", f"{name} must be {legal}.", hint or _HINTS.get(name, by_default))
     error.meant = meant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -222,9 +223,12 @@ def test_ranks_in_a_step_that_srun_has_made(place: Place) -> None:
 
 
 def test_the_help_has_groups_and_no_options_of_the_agent_alone(place: Place) -> None:
-    said = place.called("--help").stdout
+    daily, said = place.called("--help").stdout, place.called("--help-all").stdout
     assert all(f"\n{group}:\n" in said for group in ("the ranks", "their end", "where they run"))
     assert "--code" not in said
+    assert "--cleanup" in said and "--cleanup" not in daily
+    assert re.findall(r"^  (--[\w-]+)", daily, re.MULTILINE)[0] == "--ranks"
+    assert daily.endswith("options: cluster-ddp launch --help-all\n")
 
 
 @pytest.mark.parametrize("words", [("bash", "windows.sh"), ("./windows.sh",)])

@@ -285,8 +285,10 @@ def check_submit(words: list[str]) -> None:
 
 @functools.cache
 def help_of(*verb: str) -> str:
-    command = [sys.executable, "-m", "cluster_ddp", *verb, "--help"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    """All options of a verb."""
+    command = [sys.executable, "-m", "cluster_ddp", *verb]
+    asked = "--help-all" if verb in (("submit",), ("launch",)) else "--help"
+    return subprocess.run([*command, asked], check=True, capture_output=True, text=True).stdout
 
 
 def test_the_site_has_each_page() -> None:

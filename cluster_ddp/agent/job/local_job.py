@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import channel_server, launch_env, outcome
+from cluster_ddp.agent import channel_server, launch_env, outcome, rank_notes
 from cluster_ddp.agent.channel import Key
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log, srun_step
@@ -98,8 +98,11 @@ class LocalJob:
         shared = launch_env.common(self.options, self.folder)
         shared |= launch_env.on_this_machine(self.options, ranks, start)
         listener, key = channel_server.listen_here(), Key.of_job(shared)
-        with contextlib.closing(Server(listener, key, reports.hear, reports.gone)) as server:
-            env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
+        with (
+            contextlib.closing(Server(listener, key, reports.hear, reports.gone)) as server,
+            rank_notes.folder() as stacks,
+        ):
+            env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}", Env.STACKS: str(stacks)}
             no_notes = Notes(Path(os.devnull))  # the ranks have supervisors of their own
             cancel = functools.partial(self._end, "CANCELLED")
             self._supervisor = Supervisor(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=cancel)

@@ -14,7 +14,7 @@ from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
-from cluster_ddp.agent.job.restart.job_nodes import Spares, Standby
+from cluster_ddp.agent.job.restart.job_nodes import Ending, Spares, Standby
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.outcome import TERM
 from cluster_ddp.agent.rank_notes import Notes
@@ -72,6 +72,9 @@ class Tasks:
         self._noted, self.stays, self._note_gone, self._prepare = noted, stays, note_gone, prepare
         self._spares = Spares()
         self._standby: Standby | None = None
+        self._spares_srun: int | None = None
+        self._endings: list[Ending] = []
+        self._has_lost = False  # whether an agent had gone before it was told
         self._step: int | str = -1
         self._start = -1
         self._server = Server(channel_server.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
@@ -82,9 +85,14 @@ class Tasks:
         return self._server.port
 
     def close(self) -> None:
-        """End the channel, and a step that waits."""
+        """End the channel, and with it the steps beside that of the ranks: those that are left, Slurm would kill."""
+        has_lost = self._has_lost or bool(self._spares.lost)
         self._drop_standby()
         self._server.close()
+        if self._spares_srun is not None:
+            self._endings.append(Ending(self._spares_srun))
+        for ending in [] if has_lost else self._endings:  # srun waits long for a node that is lost
+            ending.wait()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], reports: TaskReports, early: Sequence[int]) -> None:
         """Start a step: srun's command and environment, with `Env.START`. Signals that came before are passed on."""
@@ -124,7 +132,7 @@ class Tasks:
     def _drop_standby(self) -> None:
         if self._standby is not None:
             self._server.tell("over", step=self._standby.mark)
-            self._standby.end()
+            self._endings.append(Ending(self._standby.srun))
             self._standby = None
 
     def again(self, reports: TaskReports, env: Mapping[str, str]) -> None:
@@ -159,8 +167,9 @@ class Tasks:
 
     def end(self) -> None:
         """End the step, if it still runs: the job is over, or its next start is on other nodes."""
+        self._has_lost = bool(self._reports.gone_from)
         self._tell("over")
-        if not self._reports.gone_from:
+        if not self._has_lost:
             self._wait(_IN_PEACE_S)
         if self._supervisor.is_running:
             with contextlib.suppress(ProcessLookupError):
@@ -170,7 +179,7 @@ class Tasks:
     def watch(self, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str]) -> None:
         """Start the step of the spares: srun's command and environment."""
         self._spares = Spares(nodes)
-        spawn(command, env, default=signals.PASSED_ON)
+        self._spares_srun = spawn(command, env, default=signals.PASSED_ON)
 
     def examine(self, nodes: Sequence[str]) -> dict[str, str]:
         """Let spares examine themselves. Returns node -> what is wrong, for those that can't be used."""

@@ -26,6 +26,10 @@ from cluster_ddp.slurm.variables import node_name
 PATIENCE_S = 30.0
 """Seconds from the first rank that stopped in time to TERM for the others, and from TERM to KILL (Slurm's KillWait)."""
 
+# Seconds from a rank's end to TERM for the others, by its status: other ranks save as well, or say where one was that
+# gloo has aborted (they have lost their connection to it).
+_UNTIL_TERM_S = {EXIT_STOPPED: PATIENCE_S, 128 + signal.SIGABRT: 10.0}
+
 # Slurm may signal all processes of a step (proctrack/linuxproc, pgid), or only the first one of each task (cgroup). If
 # a command still runs so many seconds later, the signal is passed on.
 _PASS_ON_S = 1.0
@@ -176,7 +180,7 @@ class Supervisor:
             return
         self._statuses.append(status)
         if not self._is_ending:
-            wait_s = PATIENCE_S if status == EXIT_STOPPED else 0.0
+            wait_s = _UNTIL_TERM_S.get(status, 0.0)
             self._term_at = min(self._term_at, time.monotonic() + wait_s)
 
     def _end_overdue(self) -> None:

@@ -32,11 +32,11 @@ _PARTS = {
     "uplot_css": "uplot/uPlot.min.css",
 }
 _DETAILS = ("command", "config", "versions", "topology", "git_commit", "device")  # of run.json
+# Kinds of records whose loss and accuracy share a chart, with a colour each: of the training, and of evaluations.
+_KINDS = ("train", "test", "val", "valid", "validation", "eval")
+_SHARED = {"loss": ("Loss", ""), "accuracy": ("Accuracy", "%")}
 _LOGGED = {
-    "train loss": ("Loss", ""),
-    "test loss": ("Loss", ""),
-    "test accuracy": ("Accuracy", "%"),
-    "train accuracy": ("Accuracy", "%"),
+    **{f"{kind} {name}": chart for name, chart in _SHARED.items() for kind in _KINDS},
     "train lr": ("Learning rate", ""),
 }
 _RANKS = "Step of each rank, without communication"
@@ -172,7 +172,7 @@ def _charts(runs: Sequence[_Run]) -> list[dict[str, Any]]:
     over = next((over for over in ("time", "step", "epoch") if over in kinds), "time")
     made: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(runs):
-        logged = _logged(run) if run.curves.over == over else ()
+        logged = _logged(run, together=several) if run.curves.over == over else ()
         for chart, label, curve in (*logged, *_steps(run), *_nodes(run, together=several), *_printed(run)):
             name = " ".join(filter(None, (run.name if several else "", label))) or chart["title"]
             into = made.setdefault(chart["title"], {**chart, "curves": []})
@@ -188,17 +188,23 @@ def _has_values(chart: Mapping[str, Any]) -> bool:
     return any(values) if chart.get("zero") and chart["unit"] != "%" else bool(values)
 
 
-def _logged(run: _Run) -> Iterator[_Drawn]:
-    """What the training has logged."""
+def _logged(run: _Run, *, together: bool) -> Iterator[_Drawn]:
+    """What the training has logged; `together` with other runs, its curves have one colour."""
     begin = run.curves.began_s if run.curves.over == "time" else 0.0
+    kinds = [kind for kind in _KINDS if any(name.startswith(f"{kind} ") for name in run.curves.logged)]
     for name in sorted(run.curves.logged, key=lambda name: (name not in _LOGGED, name)):
         if name in _STEPS_SAY_IT_BETTER and run.curves.by_time:
             continue
         title, unit = _LOGGED.get(name, (name, ""))
         points = _scaled(run.curves.logged[name].points(begin), 100 if unit == "%" else 1)
-        label = name.partition(" ")[0] if title == "Loss" else ""
+        kind, _, figure = name.partition(" ")
+        is_shared = kind in kinds and figure in _SHARED
+        several = sum(f"{one} {figure}" in run.curves.logged for one in kinds) > 1
         chart = {"title": title, "unit": unit, "x": run.curves.over}
-        yield chart, label, {"points": points, "dashed": name.startswith("test ")}
+        curve = {"points": points, "dashed": is_shared and kind != "train"}
+        if not together and is_shared:
+            curve["colour"] = kinds.index(kind)
+        yield chart, kind if is_shared and (several or title == "Loss") else "", curve
 
 
 def _steps(run: _Run) -> Iterator[_Drawn]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.errors import CheckpointError, SpecError, counted
-from cluster_ddp.protocol import Record
+from cluster_ddp.protocol import Env, Record
 from cluster_ddp.runtime.checkpoint.folder import step_of
 from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import Place, Saver
@@ -303,9 +303,10 @@ class StepBoundary:
             raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
         rank_notes.stopped(os.environ, self.world.rank)  # launchers may hide the exit status
         self._note_end("STOPPED", f"Stopped in time: {reason}.", saved=saved == steps)
-        is_saved = "Saved" if saved == steps else "NOT saved"
-        words = f"{asked} {is_saved}. To resume from {last_good}, if the job is not requeued:"
-        self.world.print(f"{words} {self._run_dir.resume_command}")
+        words = f"{asked} Saved." if saved == steps else f"{asked} NOT saved. The last good checkpoint: {last_good}."
+        if Env.RESUME not in os.environ:  # else the job's agent says it in the end, if nothing starts the job again
+            words += f" To resume from {last_good}, if the job is not requeued: {self._run_dir.resume_command}"
+        self.world.print(words)
         self._stop_flag.ignore()
         self.world.barrier()  # rank 0 has saved: now the first rank to end may end the others
         raise Stopped

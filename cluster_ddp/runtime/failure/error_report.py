@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KEY = "first_failure"
-_CONNECTION_LOST = "stopped: it lost its connection to a rank that failed before, or whose node is gone:"
+_CONNECTION_LOST = "lost its connection to a rank that failed before, or whose node is gone"
+_LOST = "lost: "  # in the store, before the name of a rank that has only lost its connection to another
 _STORE_IS_GONE = "stopped: rank 0, which serves the ranks' store, is gone."
 _LAST_WORDS_S = 5.0  # at most this long rank 0 stays after a failure, until all others have read who failed
 # How long a rank that timed out waits for the others that timed out. Those that hang don't report.
@@ -76,7 +77,8 @@ class FailureReporter:
         """
         self._reported = error
         own, is_lost = self._name(), _is_lost(error)
-        first = own if self.store is None else self.ask_store(self._first_failure)  # None: the store is gone
+        own = f"{_LOST}{own}" if is_lost or isinstance(error, PeerFailedError) else own
+        first = own if self.store is None else self._first_failure(own)  # None: the store is gone
         # One rank looks which other one a signal has ended: the first that lost it. Of rank 0, with its store, rank 1.
         is_to_look = is_lost and (first == own or self._rank() == "1")
         if is_to_look and self.hangs is not None and (aborted := self.hangs.aborted(error)):
@@ -99,8 +101,9 @@ class FailureReporter:
 
     def answer(self) -> str:
         """Return which other rank failed, in words. The other ranks then know that this one does not hang."""
-        first = self.ask_store(self._first_failure)
-        return _STORE_IS_GONE if first in (self._name(), None) else _stopped_by(first)
+        own = f"{_LOST}{self._name()}"
+        first = self._first_failure(own)
+        return _STORE_IS_GONE if first in (own, None) else _stopped_by(first)
 
     def say(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
         """Print to stderr why this rank ends, with rank and host, and note it for the end of the job's log.
@@ -111,7 +114,7 @@ class FailureReporter:
         self._note(error, consequence=consequence, waits=waits)
         error = f"error: {error}" if isinstance(error, ClusterDDPError) else error
         words = error if isinstance(error, str) else "".join(traceback.format_exception(error)).rstrip()
-        lost = "" if isinstance(error, str) or not _is_lost(error) else f"{_CONNECTION_LOST}\n"
+        lost = "" if isinstance(error, str) or not _is_lost(error) else f"stopped: it {_CONNECTION_LOST}:\n"
         complain(f"[rank {self._rank()} {node_name(os.environ)}] {lost}{words}")
 
     def linger(self) -> None:
@@ -128,12 +131,7 @@ class FailureReporter:
         """
         assert self.hangs is not None
         own = self._name()
-
-        def first_unless_over(store: dist.Store) -> str:
-            store.check([_KEY])  # may take seconds, and then a step comes
-            return "" if is_over() else self._first_failure(store)
-
-        first = own if self.hangs.answers.lost_store else self.ask_store(first_unless_over)
+        first = own if self.hangs.answers.lost_store else self._first_failure(own, is_over)
         if first == own or (first is None and not is_over()):
             self.hangs.accuse()
             asked = f"Waiting {restart_s:g} s for {self.hangs.silent} to answer:"
@@ -170,11 +168,24 @@ class FailureReporter:
         asking.join(patience_s)
         return answers[0] if answers else None
 
-    def _first_failure(self, store: dist.Store) -> str:
-        """The name of the rank that failed first: this one's, if no other has. Note that this rank has reported."""
-        first = str(store.compare_set(_KEY, "", self._name()), "utf-8")
-        store.set(f"failed/{self._rank()}", "")  # this rank needs rank 0's store no more
-        return first
+    def _first_failure(self, own: str, is_over: Callable[[], bool] = lambda: False) -> str | None:
+        """The name of the rank that failed first: this rank's `own`, if no other has; "" if all `is_over`.
+
+        Whoever has only lost its connection to another gives way to one that failed. This rank has reported then. None
+        if the store does not answer.
+        """
+
+        def first(store: dist.Store) -> str:
+            store.check([_KEY])  # may take seconds, and then a step comes
+            if is_over():
+                return ""
+            name = str(store.compare_set(_KEY, "", own), "utf-8")
+            if name.startswith(_LOST) and not own.startswith(_LOST):
+                name = str(store.compare_set(_KEY, name, own), "utf-8")
+            store.set(f"failed/{self._rank()}", "")  # this rank needs rank 0's store no more
+            return name
+
+        return self.ask_store(first)
 
     def _follow(self, first: str | None, error: BaseException) -> None:
         """Say that another rank failed first. After a timeout, stay until that one has found out who hangs."""
@@ -188,6 +199,7 @@ class FailureReporter:
     def _timed_out(self, error: BaseException, *, store_answers: bool) -> ClusterDDPError:
         """The error that says where all ranks are, or else names those that have not reported a timeout as well."""
         verdict = self.hangs.verdict(error) if self.hangs else ""
+        hint = (self.hangs.hint if self.hangs else "") or "check that node and that rank's output"
         hanging = "rank 0"
         if store_answers:
             time.sleep(_OTHERS_REPORT_S)
@@ -195,8 +207,8 @@ class FailureReporter:
         return ClusterDDPError(
             f"Waiting {self.collective_timeout_s:g} s for the other ranks:",
             f"{verdict or hanging + ' did not answer: it hangs, was stopped, or its node is gone'}.",
-            "check that node and that rank's output; if ranks may be this slow: "
-            "distributed(collective_timeout_s=…) (of cluster-ddp train: --collective-timeout-s)",
+            f"{hint}; if ranks may be this slow: distributed(collective_timeout_s=…) "
+            "(of cluster-ddp train: --collective-timeout-s)",
         )
 
     def _unreported(self, store: dist.Store) -> str:
@@ -221,7 +233,10 @@ class FailureReporter:
 
 
 def _stopped_by(other: str | None) -> str:
-    return f"stopped: {other} failed (see its error)."
+    name = (other or "").removeprefix(_LOST)
+    if name != other:
+        return f"stopped: {name} {_CONNECTION_LOST}."
+    return f"stopped: {name} failed (see its error)."
 
 
 def _in_short(error: BaseException | str) -> str:

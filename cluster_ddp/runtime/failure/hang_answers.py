@@ -14,7 +14,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ class HangAnswers:
         self._hang = 0  # its number
         self.lost_store = False
         """Whether the store has not answered in this hang."""
+        self.have_files: Collection[int] = ()
+        """Ranks whose files `collect` has seen."""
 
     def forget(self) -> None:
         """Forget the answers: a hang is over."""
@@ -91,19 +93,21 @@ class HangAnswers:
     def collect(self, here: Answer, *, patience_s: float) -> list[Answer]:
         """Return where each rank is: from the store, or from the stack files; they may take `patience_s` seconds."""
         deadline = time.monotonic() + patience_s
+        silent = ended(files())
         told: list[str] | None = self._request(self._answers)
-        while told is not None and time.monotonic() < deadline and len(told) < self._topology.world_size:
+        while told is not None and time.monotonic() < deadline and len(told) + len(silent) < self._topology.world_size:
             time.sleep(0.1)
             told = self._request(self._answers)
         in_files = _whole_files()
         if told is None:
             found = _without_store(in_files)
-            while found.keys() < in_files.keys() - {0} and time.monotonic() < deadline:
+            while found.keys() < in_files.keys() - ended(in_files) - {0} and time.monotonic() < deadline:
                 time.sleep(0.1)
                 in_files = files()
                 found = _without_store(in_files)
         else:
             found = {one.rank: one for one in map(Answer.of, told)}
+        self.have_files = in_files.keys()
         found[here.rank] = here
         absent = [rank for rank in range(self._topology.world_size) if rank not in found]
         seen: list[str] = [] if told is None else self._request(functools.partial(_places, absent)) or []
@@ -126,7 +130,8 @@ class HangAnswers:
         if in_file is not None and in_file.state:
             return in_file
         host = "an unknown node" if rank else self._topology.master_addr
-        last = noted or in_file or Answer(rank=rank, host=host)
+        seen = [one for one in (noted, in_file) if one is not None] or [Answer(rank=rank, host=host)]
+        last = next((one for one in seen if one.pid), seen[0])  # of one that has noted no place, the store has its node
         is_near = last.host == node_name(os.environ) and last.pid
         return replace(last, state="stopped" if is_near and processes.is_stopped(last.pid) else "gone")
 
@@ -135,6 +140,12 @@ def run_dir_here() -> Path | None:
     """Return the run directory, if there is one on this node."""
     folder = Path(os.environ.get(Env.RUN_DIR) or last_progress.run_dir or "/nowhere")
     return folder if folder.is_dir() else None
+
+
+def folders() -> list[Path]:
+    """Return where ranks have their files: in the run directory; until there is one, where a local job says."""
+    stacks = Path(os.environ.get(Env.STACKS) or "/nowhere")
+    return [folder for folder in (run_dir_here(), stacks) if folder is not None and folder.is_dir()]
 
 
 def recorded(*, is_done: bool) -> dict[str, Any]:
@@ -159,8 +170,7 @@ def recorded(*, is_done: bool) -> dict[str, Any]:
 
 def files() -> dict[int, Answer]:
     """Return what all ranks have written into their files, by rank."""
-    folder = run_dir_here()
-    return {one.rank: one for one in hang_verdict.read(folder)} if folder else {}
+    return {one.rank: one for folder in reversed(folders()) for one in hang_verdict.read(folder)}
 
 
 def _whole_files() -> dict[int, Answer]:
@@ -171,6 +181,11 @@ def _whole_files() -> dict[int, Answer]:
         time.sleep(0.1)
         found = files()
     return found
+
+
+def ended(found: Mapping[int, Answer]) -> set[int]:
+    """Return the ranks that a signal has ended: they answer nobody."""
+    return {rank for rank, one in found.items() if one.has_ended}
 
 
 def _without_store(found: Mapping[int, Answer]) -> dict[int, Answer]:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,9 @@ STATES = {
     "stopped": "is stopped (SIGSTOP, or a debugger)",
     "gone": "does not answer: it is stopped, or its node is gone",
     "locked": "is in C code that holds Python's lock",
-    "aborted": "was aborted: with gloo this means that shapes differ between ranks",
+    "aborted": "was aborted: with gloo this means that calls or shapes differ between ranks",
 }
+_SAME_CALLS = "all ranks must make the same calls: is one of them inside `if world.is_main:`?"
 _FATAL = "Fatal Python error: "  # of faulthandler
 
 
@@ -48,6 +49,11 @@ class Answer:
     """Whether the ranks' store, which rank 0 serves, did not answer it in this hang."""
     state: str = ""
     """Why the rank itself can't say where it is: a key of `STATES`, or words. Then the rest is what was seen last."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a signal has ended the rank, as its file says."""
+        return self.state == "aborted" or self.state.startswith("crashed")
 
     @property
     def at(self) -> tuple[str, str]:
@@ -103,33 +109,34 @@ class Judgement(NamedTuple):
     """Whether ranks are silent that have stack files here: only by its file is one known to be busy in C code."""
 
 
-def judge(answers: Sequence[Answer], here: Answer, world_size: int, run_dir: Path | None) -> Judgement:
-    """Return what the rank that is `here` makes of all ranks' answers, its own included."""
+def judge(answers: Sequence[Answer], here: Answer, world_size: int, have_files: Container[int]) -> Judgement:
+    """Return what the rank that is `here` makes of all ranks' answers, its own included; some ranks `have_files`."""
     reached = {one.rank: one.host for one in answers if not one.state or one.host == here.host}
     may_accuse = sick_nodes.may_accuse(reached, world_size, os.environ)
     nodes = sorted({one.host for one in answers} - {one.host for one in answers if one.state != "gone"})
     cut_off = f"; rank {here.rank} reaches {len(reached)} of {world_size} ranks: it may be cut off"
     silent = [one for one in answers if one.state in ("gone", "stopped")]
-    have_files = run_dir is not None and all((run_dir / File.STACK.format(one.rank)).exists() for one in silent)
     return Judgement(
         words=verdict(answers) + (cut_off if nodes and not may_accuse else ""),
         silent=_names(silent) if silent else "",
         silent_nodes=nodes if may_accuse else [],
         may_accuse=may_accuse,
         is_lowest=here.rank == min((one.rank for one in answers if not one.state), default=here.rank),
-        may_end=bool(silent) and have_files,
+        may_end=bool(silent) and all(one.rank in have_files for one in silent),
     )
 
 
-def hint(answers: Sequence[Answer]) -> str:
-    """Return what to do about ranks that a signal has ended; "" if none was."""
-    if any(one.state == "aborted" for one in answers):
-        return (
-            "all ranks must make the same calls: is one of them inside `if world.is_main:`? Else give the tensors of a "
-            "collective the same shape on all ranks"
-        )
+def hint(answers: Sequence[Answer], run_dir: Path | None) -> str:
+    """Return what to do about ranks that a signal has ended, or that are at different places; else ""."""
     crashed = [one.rank for one in answers if one.state.startswith("crashed")]
-    return f"read the output of that rank, and its stacks: {File.STACK.format(crashed[0])}" if crashed else ""
+    if any(one.state == "aborted" for one in answers):
+        return f"{_SAME_CALLS} Else give the tensors of a collective the same shape on all ranks"
+    if crashed:
+        stacks_of = f", and its stacks: {File.STACK.format(crashed[0])}" if run_dir is not None else ""
+        return f"read the output of that rank{stacks_of}"
+    all_know = not any(one.state or one.doing.startswith("DataLoader") for one in answers)
+    places = {one.at for one in answers}
+    return _SAME_CALLS if all_know and len(places) > 1 else ""
 
 
 def read(run_dir: Path) -> list[Answer]:
@@ -166,7 +173,8 @@ def _from_file(head: str, dumps: str) -> Answer:
     state = "locked"
     if fatal >= 0:
         reason = dumps[fatal + len(_FATAL) :].partition("\n")[0].strip()
-        state = "aborted" if (reason, bool(place.collective)) == ("Aborted", True) else f"crashed ({reason})"
+        may_be_in_one = bool(place.collective) or place.doing == "backward"  # DDP's are in C++
+        state = "aborted" if reason == "Aborted" and may_be_in_one else f"crashed ({reason})"
     # What the rank itself wrote of number and sizes is of an earlier collective.
     at = replace(answer, where=place.where, doing=place.doing, operation=place.collective)
     return replace(at, number=0, sizes="", state=state)
@@ -186,7 +194,7 @@ def _words(one: Answer, *, with_sizes: bool) -> str:
     if not one.state:
         return words
     seen = one.where or one.operation
-    is_here = one.state in ("locked", "aborted") or one.state.startswith("crashed")
+    is_here = one.state == "locked" or one.has_ended
     last = f"{':' if is_here else '; seen last:'} {_plural(words, 1)}"
     return f"{STATES.get(one.state, one.state)}{last if seen else ''}"
 

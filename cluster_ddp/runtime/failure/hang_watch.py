@@ -22,7 +22,15 @@ from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.console import complain
 from cluster_ddp.runtime.failure import hang_verdict, last_progress, sick_nodes
-from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, files, leave_out_torchs_warnings, run_dir_here
+from cluster_ddp.runtime.failure.hang_answers import (
+    Ask,
+    HangAnswers,
+    ended,
+    files,
+    folders,
+    leave_out_torchs_warnings,
+    run_dir_here,
+)
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.stacks import StackFile, WorkerStacks
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
@@ -72,6 +80,7 @@ class HangWatch:
         self._warning_s, self._timeout_s, self._restart_s, self._end = warning_s, timeout_s, restart_s, end
         least_s = _EVERY_S_PER_RANK * topology.world_size
         self._every_s = max(0.05, min(_LONGEST_S, warning_s / 10, timeout_s / 10), least_s)
+        self._stuck_s = warning_s + _STUCK_LOOKS * self._every_s
         is_last = topology.rank == topology.world_size - 1  # one on another node than rank 0, if any is
         self._blind_at = time.monotonic() + warning_s if is_last and restart_s < _NEVER else _NEVER
         self._file: StackFile | None = None
@@ -86,14 +95,16 @@ class HangWatch:
         self._given = Answer(rank=self._topology.rank, host="")  # what this rank has answered last
         self._answered_at = -1.0  # the last progress before the present hang; -1 if this rank has answered in none
         self._end_at = _NEVER  # when this rank ends the start
-        self.words = self.silent = ""
-        """The verdict of the present hang, and which ranks are silent by it; "" if there is none."""
+        self.words = self.silent = self.hint = ""
+        """The verdict of the present hang, which ranks are silent by it, and what to do; "" if there is none."""
         self._silent_nodes: list[str] = []
 
     def start(self) -> None:
         """Start the thread. Call it once."""
         leave_out_torchs_warnings()
         last_progress.reset()
+        self._open_file()
+        self._arm(self._stuck_s + STORE_PATIENCE_S)
         self._thread.start()
 
     def stop(self) -> None:
@@ -135,13 +146,11 @@ class HangWatch:
     def aborted(self, error: BaseException) -> ClusterDDPError | None:
         """Return the error that names a rank which a signal has ended, if a connection was lost by that; else None."""
         with contextlib.suppress(Exception):
-            if (hint := hang_verdict.hint([*files().values()])) and (verdict := self.verdict(error)):
-                return ClusterDDPError("Waiting for the other ranks in a collective:", f"{verdict}.", hint)
+            if ended(files()) and (verdict := self.verdict(error)):
+                return ClusterDDPError("Waiting for the other ranks in a collective:", f"{verdict}.", self.hint)
         return None
 
     def _watch(self) -> None:
-        with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
-            self._open_file()  # the store has enough to do while all ranks begin
         while not self._stopped.wait(min(self._every_s, max(0.0, self._end_at - time.monotonic()))):
             last_progress.note_suspension(self._every_s)
             with contextlib.suppress(Exception):
@@ -153,9 +162,10 @@ class HangWatch:
         """Note where this rank is, and answer if that is due: no step came, or another rank asks."""
         self._open_file()
         now, last_s = time.monotonic(), last_progress.last_s
-        if self._file is None and last_s and now > self._blind_at:
+        if last_s and now > self._blind_at:
             self._blind_at = _NEVER
-            complain(_BLIND.format(self._restart_s, node_name(os.environ)))
+            if len(files()) < self._topology.world_size:
+                complain(_BLIND.format(self._restart_s, node_name(os.environ)))
         if self._answered_at == last_s:  # nothing new since the answer
             if now >= self._end_at:
                 self._end_if_silent()
@@ -163,18 +173,22 @@ class HangWatch:
         if self._answered_at >= 0:
             self.answers.forget()
             self._begin_anew()
-        here, stuck_s = self._here(), self._warning_s + _STUCK_LOOKS * self._every_s
+        here = self._here()
         if self._topology.rank == 0 and self._file is not None:
             self._file.write(here.text())  # its store would be gone with it
-        arm = self._file.arm if self._file is not None else lambda timeout_s: None
-        arm(stuck_s + STORE_PATIENCE_S)
+        self._arm(self._stuck_s + STORE_PATIENCE_S)
         must_answer = bool(last_s and now - last_s > self._warning_s) or self.answers.is_asked(here)
-        arm(_NEVER if must_answer else stuck_s)
+        self._arm(_NEVER if must_answer else self._stuck_s)
         if must_answer:
             self._answered_at = last_progress.last_s
             end_at = time.monotonic() + self._restart_s
             self._answer()
             self._tell(end_at)
+
+    def _arm(self, timeout_s: float) -> None:
+        """Let the stacks be written in this time, unless this rank looks again before."""
+        if self._file is not None:
+            self._file.arm(timeout_s)
 
     def _end_if_silent(self) -> None:
         """End the start if ranks still do not answer. They have had the time to, and no step has come."""
@@ -190,9 +204,18 @@ class HangWatch:
         return self._stopped.is_set() or self._error is not None or self._answered_at != last_progress.last_s
 
     def _open_file(self) -> None:
-        folder = run_dir_here()
-        if self._file is None and folder is not None:
-            self._file = StackFile(folder / File.STACK.format(self._topology.rank))
+        """Open this rank's file, also anew once the training has made its run directory."""
+        where = folders()
+        if not where:
+            return
+        path = where[0] / File.STACK.format(self._topology.rank)
+        with contextlib.suppress(OSError):  # such as on a full disk: no training needs this, and others ask the store
+            if self._file is None:
+                self._file = StackFile(path)
+            elif self._file.path != path:
+                self._file.move(path)
+            else:
+                return
             self._file.write(self._here().text())
 
     def _here(self, *, ask_workers: bool = False) -> Answer:
@@ -235,18 +258,20 @@ class HangWatch:
 
         Returns whether this rank is to tell it, and how much later than `--hang-restart-s` it may end the start.
         """
-        here, folder = self._here(ask_workers=True), run_dir_here()
+        here = self._here(ask_workers=True)
         answers = self.answers.collect(here, patience_s=patience_s)
-        found = hang_verdict.judge(answers, here, self._topology.world_size, folder)
+        found = hang_verdict.judge(answers, here, self._topology.world_size, self.answers.have_files)
         if not found.may_accuse and self._file is not None:
             kept = hang_verdict.kept(self._file.path, min(self._warning_s, self._timeout_s))
             if kept not in ("", self.words):
-                self.words, self.silent, self._silent_nodes = kept, "", []  # by a rank that reaches more
+                self.words, self.silent, self.hint, self._silent_nodes = kept, "", "", []  # by a rank that reaches more
                 return False, _NEVER
         self.words, self.silent, self._silent_nodes = found.words, found.silent, found.silent_nodes
+        self.hint = hang_verdict.hint(answers, run_dir_here())
         speaks = found.is_lowest or self._error is not None
-        if speaks and folder is not None:
-            with contextlib.suppress(OSError), atomic_write(folder / File.HANG) as file:  # such as on a full disk
+        where = folders()
+        if speaks and where:
+            with contextlib.suppress(OSError), atomic_write(where[0] / File.HANG) as file:  # such as on a full disk
                 file.write(f"{self.words}\n".encode())
         first_s = 0.0 if found.may_accuse and found.is_lowest else _OTHERS_S
         return speaks, first_s if found.may_end else _NEVER

@@ -32,6 +32,11 @@ from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 ANSWERED = "No step was completed."
 """Begins what a rank writes itself before its stacks."""
 _HEAD_BYTES = 2048
+_FLAGS = (
+    os.O_WRONLY | os.O_CREAT | os.O_TRUNC,  # for the first line
+    os.O_WRONLY | os.O_APPEND,
+    os.O_WRONLY | os.O_APPEND | os.O_DSYNC,  # for the watchdog: it can't `sync`, and an NFS client may write late
+)
 _WORKERS_S = 0.3  # how long workers may take to write their stacks
 _SIGNAL = signal.SIGRTMAX - 3  # real-time signals have no other meaning; the last few are seldom used
 _PACKAGE = str(Path(__file__).parents[2]) + "/"
@@ -154,13 +159,21 @@ class StackFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.is_wanted = path, False
-        self._head = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        self._end = open_own(path, os.O_WRONLY | os.O_APPEND)
-        # The watchdog can't call `sync`, and an NFS client may write half a minute late.
-        self._watchdogs = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_DSYNC)
+        self._head, self._end, self._watchdogs = (open_own(path, flags) for flags in _FLAGS)
         self._is_armed, self._handles_faults = False, not faulthandler.is_enabled()
         if self._handles_faults:
             faulthandler.enable(self._end)
+
+    def move(self, path: Path) -> None:
+        """Write to another file from now on. The descriptors stay: faulthandler and other threads write to them."""
+        for descriptor, flags in zip((self._head, self._end, self._watchdogs), _FLAGS):
+            opened = open_own(path, flags)
+            os.dup2(opened, descriptor, inheritable=False)
+            os.close(opened)
+        with contextlib.suppress(OSError):
+            if not self.is_wanted:
+                self.path.unlink()
+        self.path = path
 
     def write(self, line: str) -> None:
         """Replace the first line."""

@@ -211,13 +211,14 @@ class Models(Collectives):
             raise RuntimeError(_other_on_some_ranks(differing, {name for name, _ in inner.named_parameters()}))
         return hashlib.sha256("".join(digests.values()).encode()).hexdigest()
 
-    def autocast(self, dtype: torch.dtype = torch.bfloat16) -> torch.autocast:
+    def autocast(self, dtype: torch.dtype = torch.bfloat16, *, enabled: bool = True) -> torch.autocast:
         """Return torch's context for mixed precision on this rank's device.
 
         Args:
             dtype: torch.bfloat16; or, on GPUs, torch.float16, with `grad_scaler`.
+            enabled: False computes in the tensors' own dtypes.
         """
-        return torch.autocast(self.device.type, dtype)
+        return torch.autocast(self.device.type, dtype, enabled=enabled)
 
     def grad_scaler(self, dtype: torch.dtype) -> torch.amp.GradScaler:
         """Return a GradScaler, enabled for torch.float16 only. Name it in `Checkpointer`, too: it has a state."""

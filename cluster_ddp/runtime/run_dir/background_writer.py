@@ -29,7 +29,8 @@ PATIENCE_S = 600.0
 """Seconds that a training waits for its files after its end or stop; what is not written by then is lost."""
 # When a slow write is first logged; then each time after twice as long.
 _SLOW_S = 10.0
-# At the end: how often failed writes are tried again, and how often that is logged.
+# At the end: how long one try may take, how often failed writes are tried again, and how often that is logged.
+_TRY_S = 5.0
 _EVERY_S = 5.0
 _TELL_EVERY_S = 60.0
 
@@ -135,7 +136,7 @@ def settle(world: World, *, together: bool = True) -> None:
     deadline = time.monotonic() + PATIENCE_S
     tell_at = 0.0
     on_all_ranks: Callable[[str], str] = world.broadcast if together else str
-    while missing := on_all_ranks("; ".join(filter(None, [files.finish(_EVERY_S) for files in _files]))):
+    while missing := on_all_ranks("; ".join(filter(None, [files.finish(_TRY_S) for files in _files]))):
         now = time.monotonic()
         decides = world.is_main or not together
         if decides and (now > deadline or are_stuck()):

@@ -188,6 +188,7 @@ class RunLock:
     def _sign(self) -> None:
         owner: dict[str, object] = {
             "job": self._topology.job_label,
+            "is_local": self._topology.is_local,
             "host": node_name(os.environ),
             "process": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -228,6 +229,6 @@ def _in_use(lock: Path, owner: dict[str, object], same_job: bool) -> RunDirError
     if same_job:
         found = f"{_who(owner)}, the former run of this job, is still using it after {LOCK_PATIENCE_S:g} s."
         return RunDirError(asked, found, f"if its node is gone for good: rm {shlex.quote(str(lock))}")
-    end_it = "end it first" + (f" (scancel {owner['job']})" if owner.get("job") else "")
-    hint = f"give this run its own run directory (--run-dir PATH), or {end_it}"
+    how = f" ({'kill' if owner.get('is_local') else 'scancel'} {owner['job']})" if owner.get("job") else ""
+    hint = f"give this run its own run directory (--run-dir PATH), or end it first{how}"
     return RunDirError(asked, f"{_who(owner)} is using it.", hint)

@@ -34,11 +34,16 @@ from cluster_ddp.runtime.world import World
 _TAIL_BYTES = 64 * 1024  # has the last records
 
 
-def default_run_dir(name: str, world: World) -> Path:
-    """Return the run directory of the submission, else runs/<name>-<job id, or date and time>: one for all ranks."""
+def default_run_dir(name: str | None, world: World) -> Path:
+    """Return the run directory of the submission, else runs/<name>-<job id, or date and time>: one for all ranks.
+
+    Without a name, it is that of Slurm's job, as squeue shows it; else "training".
+    """
     if submitted := os.environ.get(Env.RUN_DIR):
         return Path(submitted)
-    return Path("runs") / f"{name}-{world.topology.job_label or world.run_label}"
+    is_slurms = world.topology.job_id is not None and not world.topology.is_local
+    of_job = os.environ.get("SLURM_JOB_NAME", "").replace("/", "_") if is_slurms else ""
+    return Path("runs") / f"{name or of_job or 'training'}-{world.topology.job_label or world.run_label}"
 
 
 class RunDir:
@@ -50,13 +55,13 @@ class RunDir:
         path: is made if missing, and locked: a second run in it is an error. Default: the run directory of the
             submission, else runs/<name>-<job id, or date and time>.
         world: all ranks.
-        name: for the default path.
+        name: for the default path (default: the job's, else "training").
 
     Raises:
         RunDirError: on rank 0: it can't be written, or another job is using it.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, world: World, *, name: str = "training") -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, world: World, *, name: str | None = None) -> None:
         self.path, self.world = Path(path or default_run_dir(name, world)), world
         self.steps: int | None = None
         """Number of steps since the beginning of the training, which a `Checkpointer` counts."""
@@ -105,9 +110,8 @@ class RunDir:
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes this run after its end."""
-        same = f"the same command with {Env.RUN_DIR}={shlex.quote(str(self.path))}"
-        return os.environ.get(Env.RESUME) or same
+        """How to resume this run, if no agent of its job says it: `Env.RESUME`."""
+        return f"the same command with {Env.RUN_DIR}={shlex.quote(str(self.path))}"
 
     def describe(self, config: Any = None) -> None:
         """Write run.json: configuration (a dataclass instance), topology, device, versions, command, git commit, start.

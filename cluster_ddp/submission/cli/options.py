@@ -32,6 +32,10 @@ from cluster_ddp.submission.spec_rules import EXPEDITE
 from cluster_ddp.submission.validation import SET_ELSEWHERE, legal_name
 
 _CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")
+_DAILY = (
+    *("--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--partition", "--account", "--restarts"),
+    *("--array", "--resume", "--dry-run", "--watch"),
+)
 _DEFAULTS = dict.fromkeys(_CLUSTERS, "the cluster's")
 
 _PASSED_ON = """
@@ -67,17 +71,17 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return ours, words[at + 1 :] if at < len(words) else None
 
 
-def parser(program: str, description: str, *, with_texts: bool) -> Parser:
+def parser(program: str, description: str, *, with_texts: bool, daily: bool = True) -> Parser:
     """Make the parser. An option that is not given is None, or False for a flag.
 
     Args:
         program: name of the command.
+        daily: show only options for each day with --help; all with --help-all.
         description: text for --help.
         with_texts: read the fields' docstrings for --help, which takes some milliseconds.
     """
-    top = Parser(
-        program, usage="%(prog)s [OPTIONS] [OPTIONS OF THE REFERENCE JOB | -- COMMAND …]", description=description
-    )
+    usage = "%(prog)s [OPTIONS] [OPTIONS OF THE REFERENCE JOB | -- COMMAND …]"
+    top = Parser(program, usage=usage, description=description, daily=_DAILY if daily else ())
     job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
     forms: dict[str, Mapping[str, Any]] = {"launcher": {"metavar": f"{{{','.join(get_args(Launcher))}}}"}}
     forms |= {name: {"metavar": "PATH"} for name in ("venv", "template")}
@@ -118,13 +122,13 @@ def _add_submission(how: Any) -> None:
         how.add_argument(habit, type=int, help=argparse.SUPPRESS)
 
 
-def refuse(rest: Sequence[str], legal: Sequence[str], program: str, command: Sequence[str]) -> None:
+def refuse(rest: Sequence[str], legal: Sequence[str], shows_all: str, command: Sequence[str]) -> None:
     """Refuse unknown words before the two dashes of a command.
 
     Args:
         rest: the words that the parser does not know.
         legal: the options.
-        program: name of the command, for the hint.
+        shows_all: the command that shows all options, for the hint.
         command: the user's command, to which they may belong; empty without one.
 
     Raises:
@@ -135,8 +139,8 @@ def refuse(rest: Sequence[str], legal: Sequence[str], program: str, command: Seq
     refuse_sbatchs(rest)
     option = rest[0].partition("=")[0]
     if not command or not option.startswith("-") or nearest_options(option, legal):
-        raise unknown(rest, legal, program)
-    hint = f"if your command takes it: -- {shlex.join([*command, *rest])}; the options here: {program} --help"
+        raise unknown(rest, legal, shows_all)
+    hint = f"if your command takes it: -- {shlex.join([*command, *rest])}; the options here: {shows_all}"
     raise SpecError(ASKED, f"there is no option {option}.", hint)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from cluster_ddp.argument_parser import HELP_ALL
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
 from cluster_ddp.submission.checks import command_mistakes, partition_access, preflight
@@ -98,10 +99,11 @@ class _Asked(NamedTuple):
     @staticmethod
     def parse(argv: Sequence[str], program: str, description: str, others: Sequence[str]) -> _Asked:
         own, command = options.split(argv)
-        parser = options.parser(program, description, with_texts="-h" in own or "--help" in own)
+        asks = not {"-h", "--help", HELP_ALL}.isdisjoint(own)
+        parser = options.parser(program, description, with_texts=asks, daily=not others)
         parsed, rest = parser.parse_known_args(own)
         if command is not None:
-            options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
+            options.refuse(rest, [*others, *parser.option_names()], parser.shows_all, () if others else command)
         given = settings_keys.renamed({key: value for key, value in vars(parsed).items() if value is not None})
         accept = settings_files.CODE in (parsed.accept or ())
         settings = settings_files.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)

@@ -152,6 +152,7 @@ def test_what_a_job_on_slurm_gives_its_tasks() -> None:
         "LOCAL_WORLD_SIZE": "2",
         "SLURM_EXPORT_ENV": "ALL",
         "CLUSTER_DDP_RUN_DIR": "/r/x-71",
+        "CLUSTER_DDP_RESUME": "the same command with --run-dir /r/x-71",
     }
     again = launch_env.on_slurm(SRUN, SIZE, "71")
     assert again["CLUSTER_DDP_SECRET"] != launch_env.on_slurm(SRUN, SIZE, "71")["CLUSTER_DDP_SECRET"]
@@ -190,6 +191,7 @@ def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch
         "CLUSTER_DDP_HANG_RESTART_S": "30",
         "CLUSTER_DDP_TRACK": "tensorboard wandb",
         "CLUSTER_DDP_SHARE": "1",
+        "CLUSTER_DDP_RESUME": f"the same command with --run-dir '{tmp_path}/it'\"'\"'s a run'",
     }
     (folder / "spec.json").touch()  # made by `submit`, which can resume it
     resume = launch_env.common(SRUN, folder)["CLUSTER_DDP_RESUME"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from cluster_ddp.agent import job_file
 from cluster_ddp.agent.job_file import JobFile
-from cluster_ddp.errors import RunDirError
+from cluster_ddp.errors import JobError, RunDirError
 from cluster_ddp.jobs import find_runs, run_record
+from cluster_ddp.runtime.run_dir.fenced_writes import RunLock
+from cluster_ddp.slurm.topology import Topology
 
 
 @pytest.fixture
@@ -29,6 +34,15 @@ def test_it_is_found_by_its_folder_and_by_its_job(launched: Path) -> None:
     assert find_runs.of_run(found, to_read=True).tasks == 1
 
 
+def test_it_is_found_by_its_name(launched: Path) -> None:
+    """As `status` shows it; a word that means nothing is not handed to Slurm."""
+    for name in ("train", "train-23"):
+        assert [one.run_dir for one in find_runs.find(name, launched.parent)] == [launched]
+    with pytest.raises(JobError, match=r"it is neither a job id nor a run directory, and no run in .* has this name"):
+        find_runs.find("trian", launched.parent)
+    assert find_runs.find("99", launched.parent) == []  # Slurm may know it
+
+
 def test_the_next_job_in_it_has_it_then(launched: Path) -> None:
     job_file.complete(launched, JobFile("30", None, 200.0), shared=False)
     assert [one.job for one in find_runs.in_folder(launched.parent)] == ["30"]
@@ -42,6 +56,33 @@ def test_one_on_this_machine_has_no_id_of_slurms(launched: Path) -> None:
     (found,) = find_runs.in_folder(launched.parent)
     assert (found.job, found.runs_on) == ("", None)
     assert find_runs.find("10791", launched.parent) == []
+
+
+@pytest.mark.parametrize("name", ["run.json", ".lock"])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"CLUSTER_DDP_LOCAL_JOB_ID": "10791"},  # launch --ranks 1
+        {"CLUSTER_DDP_LOCAL_JOB_ID": "10791", "TORCHELASTIC_RUN_ID": "10791.0"},  # with --launcher torchrun
+        {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "10791"},
+    ],
+    ids=["launch", "torchrun", "submitit"],
+)
+def test_a_training_on_this_machine_has_none_either(name: str, variables: dict[str, str], tmp_path: Path) -> None:
+    """Without --run-dir, the training alone has written to it."""
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    submitit = {f"SUBMITIT_LOCAL_{name}": value for name, value in zip(("GLOBALID", "LOCALID", "NTASKS"), "001")}
+    topology = Topology.from_environ({**ranks, **submitit, **variables})
+    run_dir = tmp_path / "training-10791"
+    run_dir.mkdir()
+    lock = RunLock(run_dir / ".lock", topology)
+    if name == "run.json":
+        (run_dir / name).write_text(json.dumps({"topology": asdict(topology)}))
+        (run_dir / ".lock").unlink()
+    (found,) = find_runs.in_folder(tmp_path)
+    assert (found.job, found.runs_on, found.name) == ("", None, "training-10791")
+    assert find_runs.find("10791", tmp_path) == []
+    os.close(lock._file)
 
 
 def test_another_folder_is_no_run(tmp_path: Path) -> None:

@@ -131,12 +131,24 @@ def write_fake_mnist(folder: Path) -> None:
             file.truncate(idx_file.size)
 
 
-def test_missing_mnist_names_the_folder_and_the_command(tmp_path: Path) -> None:
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_missing_mnist_names_the_folder_and_the_command(
+    tmp_path: Path, is_checkout: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheel has no scripts/: there, the command is torchvision's."""
+    monkeypatch.chdir(ROOT if is_checkout else tmp_path)
     with pytest.raises(DataError) as caught:
         data.load("mnist", tmp_path / "my data")
     assert str(tmp_path / "my data" / "MNIST" / "raw") in caught.value.asked
     assert "train-images-idx3-ubyte is missing" in caught.value.found
-    assert f"python scripts/download_data.py --data-dir '{tmp_path}/my data'" in caught.value.hint
+    if is_checkout:
+        assert f"python scripts/download_data.py --data-dir '{tmp_path}/my data'" in caught.value.hint
+    else:
+        code = f'import torchvision; torchvision.datasets.MNIST("{tmp_path}/my data", download=True)'
+        assert f"on a login node: python -c '{code}'" in caught.value.hint
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

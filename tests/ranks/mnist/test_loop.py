@@ -214,7 +214,7 @@ def test_an_unknown_option_gets_the_nearest(tmp_path: Path) -> None:
 def test_missing_data_is_a_short_block(tmp_path: Path) -> None:
     done = train("--data-dir", "no data here", folder=tmp_path)
     assert done.returncode == 2
-    assert "download_data.py --data-dir 'no data here'" in done.stderr
+    assert 'torchvision.datasets.MNIST("no data here", download=True)' in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -100,6 +100,12 @@ def test_a_warning_and_a_cancellation_while_a_restart_is_under_way(started: dict
     assert (status.state, status.restarts) == ("CANCELLED", 1), output(job.path)
 
 
+def test_a_job_that_needs_no_spare_ends_without_a_word_of_slurms(place: Place) -> None:
+    """It ends after the step of the spares: else Slurm kills that, and says so in the last lines of a sound job."""
+    said = launch(place, *SPARE, command=("true",)).completed(restarts=0)
+    assert "srun: " not in said and "slurmstepd" not in said, said
+
+
 def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
     started: dict[str, Job], uninterrupted: list[dict]
 ) -> None:

@@ -23,8 +23,8 @@ from cluster_ddp.protocol import Env
 
 # How long the agents of a step that waits may take to begin.
 _READY_S = 10.0
-# How long they may take to end.
-_PEACE_S = 5.0
+# How long they may take to end: Python may just begin there. Then srun gets TERM, and some time to be gone.
+_PEACE_S, _TERM_S = 15.0, 2.0
 _POLL_S = 0.1
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 # How long a spare may take to examine its node.
@@ -141,17 +141,25 @@ class Standby:
                     return True
         return False
 
-    def end(self) -> None:
-        """End the step, in the background: its agents have been told. Only those that stay are killed, as srun says."""
-        processes.start_thread(self._end, "standby")
+
+class Ending:
+    """Ends a step in the background: its agents have been told. Only those that stay are killed, as srun says."""
+
+    def __init__(self, srun: int) -> None:
+        self._srun = srun
+        self._thread = processes.start_thread(self._end, "end of a step")
 
     def _end(self) -> None:
         deadline = time.monotonic() + _PEACE_S
-        while os.waitid(os.P_PID, self.srun, _HAS_ENDED) is None and time.monotonic() < deadline:
+        while os.waitid(os.P_PID, self._srun, _HAS_ENDED) is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.srun, signal.SIGTERM)
-        os.waitpid(self.srun, 0)
+            os.kill(self._srun, signal.SIGTERM)
+        os.waitpid(self._srun, 0)
+
+    def wait(self) -> None:
+        """Wait for the end of srun, some seconds at most: what it says then is not the last word of the job."""
+        self._thread.join(_PEACE_S + _TERM_S)
 
 
 class Spares:

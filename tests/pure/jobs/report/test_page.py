@@ -164,6 +164,17 @@ def test_tasks_are_ranked_by_one_kind_of_loss(tmp_path: Path) -> None:
     assert re.findall(r'<td class="number">(0\.\d*|)</td>', table) == ["0.5", "0.7", ""]
 
 
+@pytest.mark.parametrize("kind", ["test", "val", "valid", "validation", "eval"])
+def test_each_kind_of_evaluation_has_a_colour_in_the_charts_of_the_training(kind: str, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "x-12", epochs=1)
+    lines = [{"kind": one, "time": BEGAN_S, "loss": 0.5, "accuracy": 0.25, "top5": 1.0} for one in ("train", kind)]
+    write_lines(run_dir / "metrics.jsonl", lines)
+    found = {one["title"]: one["curves"] for one in data(made(run_dir))["charts"]}
+    assert list(found)[:2] == ["Loss", "Accuracy"] and f"{kind} top5" in found
+    for title in ("Loss", "Accuracy"):
+        assert {one["label"]: one["colour"] for one in found[title]} == {"train": 0, kind: 1}
+
+
 def test_a_loss_that_is_null_is_a_gap(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "x-12", epochs=1)
     lines = [

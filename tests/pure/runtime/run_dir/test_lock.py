@@ -81,6 +81,13 @@ def test_a_second_run_is_refused_with_the_owner_named(tmp_path: Path, holder: St
         RunLock(tmp_path / ".lock", job(13))
 
 
+def test_a_job_on_this_machine_is_ended_by_its_process(tmp_path: Path) -> None:
+    """Its id may be that of a job of Slurm's, which scancel would end."""
+    owner = {"job": "12", "is_local": True, "process": 14, "host": "here", "since": "now"}
+    hint = fenced_writes._in_use(tmp_path / ".lock", owner, False).hint
+    assert hint is not None and hint.endswith("or end it first (kill 12)")
+
+
 def test_outside_a_job_nobody_is_waited_for(tmp_path: Path, holder: Start) -> None:
     process = holder()
     with pytest.raises(RunDirError) as error:
@@ -95,7 +102,8 @@ def test_killed_it_holds_nothing(tmp_path: Path, holder: Start) -> None:
     process.wait()
     RunLock(tmp_path / ".lock", job(13))
     owner = json.loads((tmp_path / ".lock").read_text())
-    assert owner == {"job": "13", "host": node_name(os.environ), "process": os.getpid(), "since": owner["since"]}
+    own = {"job": "13", "is_local": False, "host": node_name(os.environ), "process": os.getpid()}
+    assert owner == {**own, "since": owner["since"]}
 
 
 def test_its_former_self_is_waited_for(

@@ -30,7 +30,7 @@ SINFO = """cat <<'X'
 gpu*|up|idle|4|16|64000|1-00:00:00|gpu:a100:4
 cpu|up|idle|8|32|128000|infinite|(null)
 X"""
-HELP = "cluster-ddp submit --help"
+HELP = "cluster-ddp submit --help-all"
 NO_HET = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
 SBATCHS = "it is an option of sbatch; --sbatch-options passes it on."
 HERE = "that is sbatch's name; here it is called otherwise."
@@ -64,7 +64,7 @@ RELATIVE = "paths are relative to where you submit"
 NAMES = "--partition gpu"
 PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
 EQUAL = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
-TRAIN_HELP = "cluster-ddp submit --help; for the training: cluster-ddp train --help"
+TRAIN_HELP = "cluster-ddp submit --help-all; for the training: cluster-ddp train --help"
 
 # The command line, then what was asked, what was found, and the hint.
 ERRORS: list[tuple[str, str, str, str]] = [
@@ -124,7 +124,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--epochs 1 -- python t.py",
         READING,
         "there is no option --epochs.",
-        "if your command takes it: -- python t.py --epochs 1; the options here: cluster-ddp submit --help",
+        "if your command takes it: -- python t.py --epochs 1; the options here: cluster-ddp submit --help-all",
     ),
     (
         "--node 2 -- python t.py",

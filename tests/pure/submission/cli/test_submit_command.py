@@ -272,7 +272,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--epochs", "0"), "epochs must be"),
     (("--array", "epochs=0,1", "--epochs", "{epochs}"), "epochs must be"),  # in its first task
     (("--nodes", "1"), "train-images-idx3-ubyte is missing"),
-    (("--data-dir", "else where"), "python scripts/download_data.py --data-dir 'else where'"),
+    (("--data-dir", "else where"), 'torchvision.datasets.MNIST("else where", download=True)'),
     (("--epoch", "3", "--", "python", "my_train.py"), "there is no option --epoch"),
     (("--node", "3", "--", "python", "my_train.py"), "Did you mean --nodes?"),
     (("--venv", "no/such", "--", "true"), "there is no such folder"),

@@ -216,6 +216,17 @@ def test_killed_again_and_again(world: World, tmp_path: Path, whole: dict[int, R
     assert metrics(tmp_path) == list(range(1, 21))
 
 
+def test_the_agent_says_how_to_resume_a_job_that_nothing_starts_again(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most stops are those of a job that is requeued: then there is nothing to do."""
+    monkeypatch.setenv("CLUSTER_DDP_RESUME", "cluster-ddp submit --resume 12")
+    with pytest.raises(Stopped):
+        train(world, tmp_path, seed=1, evaluate=lambda checkpoint: signalled(checkpoint))
+    out = capsys.readouterr().out
+    assert "got USR1. Saved.\n" in out and "resume" not in out.lower()
+
+
 def test_a_stop_in_an_evaluation_does_that_epoch_no_second_time(
     world: World,
     tmp_path: Path,
@@ -239,7 +250,7 @@ def test_a_stop_in_an_evaluation_does_that_epoch_no_second_time(
     out = capsys.readouterr().out
     assert "Stopped after step 10 (epoch 1): rank 0: " in out and "got USR1" in out
     assert f"To resume from {tmp_path}/checkpoints/step-00000010.pt" in out
-    assert f"CLUSTER_DDP_RUN_DIR={tmp_path}" in out
+    assert f"if the job is not requeued: the same command with CLUSTER_DDP_RUN_DIR={tmp_path}" in out
     second = train(world, tmp_path, seed=99)
     assert f"Resuming from {tmp_path}/checkpoints/step-00000010.pt: step 10, epoch 1, 40 of its 40 samples seen" in (
         capsys.readouterr().out

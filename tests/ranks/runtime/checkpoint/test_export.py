@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cluster_ddp
+from cluster_ddp.agent import job_file
+from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.cli import export
 from cluster_ddp.runtime.model.ddp import unwrapped
 
@@ -174,6 +176,21 @@ def test_the_model_is_in_memory_once_at_most(runs: Path, source: str, tmp_path: 
         assert end.exit_code == 0, end.output
         assert int(end.output.splitlines()[-1]) < most * BIG, name
     assert (tmp_path / "big.pt").stat().st_size < 1.01 * BIG
+
+
+@pytest.mark.parametrize("word", ["12", "fit"])
+def test_a_job_means_its_run_directory(word: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As all verbs take it."""
+    (tmp_path / "runs").mkdir()
+    folder = tmp_path / "runs" / "fit-12"
+    shutil.copytree(runs / "ddp", folder, ignore=shutil.ignore_patterns("big"))
+    job_file.write(folder, JobFile("12"), shared=False)
+    monkeypatch.chdir(tmp_path)
+    assert export.main([word, "model.pt"]) == 0
+    expected = torch.load(runs / "ddp" / "expected.pt", weights_only=True)["model"]
+    assert same(torch.load("model.pt", weights_only=True), expected)
+    with pytest.raises(SystemExit, match="2"):
+        export.main(["13", "other.pt"])
 
 
 REFUSALS: dict[str, tuple[list[str], tuple[str, ...]]] = {

@@ -176,7 +176,7 @@ def test_a_stop_resumes_from_the_last_finite_one(
 
     with pytest.raises(Stopped):
         train(world, tmp_path, {3: nan_and_signal})
-    assert f"NOT saved. To resume from {tmp_path}/checkpoints/step-00000002.pt" in capsys.readouterr().out
+    assert f"NOT saved. The last good checkpoint: {tmp_path}/checkpoints/step-00000002.pt." in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="nothing could be saved since step 2: a restart would end here again"):
         train(world, tmp_path, {3: nan_and_signal})
     assert saved(tmp_path) == [2]

@@ -223,3 +223,44 @@ def test_the_note_of_a_failure_has_the_step(tmp_path: Path) -> None:
         env = {"CLUSTER_DDP_NOTES": str(folder), "CLUSTER_DDP_RUN_DIR": str(tmp_path / "it's a run")}
         ends = run_ranks(functools.partial(failing_at, step), [env], folder)
         assert Notes(folder).failure(0) == ("ValueError: x", False, step, False), ends
+
+
+def test_who_has_only_lost_its_connection_is_not_said_to_have_failed(
+    reporter: FailureReporter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a rank that was killed, the others learn nothing else: who failed, the job's agent says."""
+    lost = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:49432")
+    reporter.store, other = dist.HashStore(), FailureReporter()
+    other.topology, other.store = Topology.from_environ(slurm_step(1, 4, job_id=1)), reporter.store
+    other.report(lost)
+    reporter.report(lost)
+    said = capfd.readouterr().err
+    assert "failed (see its error)" not in said
+    words = f"rank 1 on {HOST} {error_report._CONNECTION_LOST}."
+    assert said.endswith(f"[rank 0 {HOST}] stopped: {words}\n"), said
+    assert said.startswith(f"[rank 1 {HOST}] stopped: it {error_report._CONNECTION_LOST}:\n"), said
+
+
+def test_a_rank_that_failed_is_named_before_one_that_lost_its_connection(
+    reporter: FailureReporter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reporter.store = dist.HashStore()
+    reporter.store.set(error_report._KEY, f"{error_report._LOST}rank 1 on n2")
+    reporter.report(ValueError("the one that matters"))
+    assert "ValueError: the one that matters" in capfd.readouterr().err
+    assert reporter.store.get(error_report._KEY).decode() == f"rank 0 on {HOST}"
+
+
+def three_of_four_are_left() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        world.barrier()
+        if world.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+
+
+def test_those_that_a_killed_rank_leaves_behind_blame_none_of_each_other(tmp_path: Path) -> None:
+    ends = run_ranks(three_of_four_are_left, [slurm_step(rank, 4, job_id=JOB_ID) for rank in range(4)], tmp_path)
+    assert [end.exit_code for end in ends] == [1, 1, 1, -signal.SIGKILL], ends
+    for end in ends[:3]:
+        assert "failed (see its error)" not in end.output and error_report._CONNECTION_LOST in end.output, end.output

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,39 @@ def test_a_rank_that_was_stuck_in_c_before_its_last_answer_is_not_stuck(tmp_path
     file.dump()
     file.close()
     assert hang_verdict.read(tmp_path) == [wrote]
+
+
+def test_ranks_at_different_places_are_asked_for_the_same_calls() -> None:
+    """Whatever the backend does: NCCL waits until its time limit, gloo may abort a rank."""
+    waits = Answer(rank=0, host="node1", where="a.py:4", operation="all_reduce")
+    elsewhere = Answer(rank=1, host="node2", where="a.py:9", doing="main")
+    asks = "is one of them inside `if world.is_main:`?"
+    for other in (elsewhere, replace(elsewhere, operation="all_reduce"), replace(elsewhere, state="aborted")):
+        assert asks in hang_verdict.hint([waits, other], None)
+    for other in (
+        replace(waits, rank=1),  # a slow network
+        replace(elsewhere, state="gone"),
+        replace(elsewhere, doing="DataLoader, in main"),  # slow storage
+    ):
+        assert hang_verdict.hint([waits, other], None) == ""
+    crashed = replace(elsewhere, state="crashed (Segmentation fault)")
+    assert hang_verdict.hint([waits, crashed], None) == "read the output of that rank"
+    assert hang_verdict.hint([waits, crashed], Path()).endswith("stack-rank1.txt")
+
+
+def test_a_file_that_moves_keeps_its_descriptors(tmp_path: Path) -> None:
+    """faulthandler and the watching thread may write at any time."""
+    old, new = tmp_path / "stack-rank0.txt", tmp_path / "run" / "stack-rank0.txt"
+    new.parent.mkdir()
+    new.write_text("of an earlier start")
+    file = StackFile(old)
+    file.write("here")
+    file.move(new)
+    file.write("there")
+    file.dump()
+    file.close()
+    text = new.read_text()
+    assert not old.exists() and text.startswith("there ") and "test_a_file_that_moves" in text and "earlier" not in text
 
 
 def test_a_rank_may_be_stuck_in_c_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_a_communicator_that_broke_ends_the_rank_and_the_others(tmp_path: Path, 
     ends = run_ranks(communicator_breaks, steps, tmp_path)
     assert [end.exit_code for end in ends] == [1, 1], ends
     assert ends[1].output == f"[rank 1 {HOST}] error: {BROKEN}\n"
-    assert ends[0].output == f"[rank 0 {HOST}] stopped: rank 1 on {HOST} failed (see its error).\n"
+    assert ends[0].output == f"[rank 0 {HOST}] stopped: rank 1 on {HOST} {error_report._CONNECTION_LOST}.\n"
 
 
 def test_a_watch_that_is_stopped_has_seen_nothing() -> None:

@@ -135,7 +135,8 @@ def test_the_command_says_what_fits(
     words = [f"{tmp_path}/small_net.py:build", "--gpus", "4", "--gpus-per-node", "2", "--gpu-gb", "0.013"]
     assert memory.main(words) == 0
     heading, _, *rows, last = capsys.readouterr().out.splitlines()
-    assert heading.endswith("1,001,000 parameters in float32, no repeated layers. GB on each GPU:")
+    assert heading.endswith("1,001,000 parameters in float32, no repeated layers. MB on each GPU:")
+    assert rows[0].split()[2:4] == ["4.00", "4.00"]  # weights and gradients of DDP
     assert [row.split()[0] for row in rows] == ["ddp", "fsdp", "hsdp"]
     assert [" ".join(row.split()[7:]) for row in rows] == ["does not fit", "fits", "does not fit"]
     assert last.startswith("Activations")

@@ -359,6 +359,9 @@ def test_where_a_run_dir_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_run_dir("digits", a_world(job_id=12)) == Path("runs/digits-12")
     assert default_run_dir("digits", a_world(job_id=14, array_job_id=12, array_task_id=3)) == Path("runs/digits-12_3")
     assert default_run_dir("digits", a_world()).name.startswith("digits-2")
+    monkeypatch.setenv("SLURM_JOB_NAME", "fit/all")
+    assert default_run_dir(None, a_world(job_id=12)) == Path("runs/fit_all-12")  # as squeue names the job
+    assert default_run_dir(None, a_world(job_id=12, is_local=True)) == Path("runs/training-12")
     monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", "/x/y")
     assert default_run_dir("digits", a_world(job_id=12)) == Path("/x/y")
 
@@ -368,7 +371,7 @@ def name_the_run_dir() -> None:
     os.environ.pop("CLUSTER_DDP_RUN_DIR", None)
     time.strftime = lambda form: f"20260101-{os.environ['RANK']}00000"  # type: ignore[assignment,misc]
     with cluster_ddp.distributed(cuda=False) as world:
-        print(default_run_dir("training", world))
+        print(default_run_dir(None, world))
 
 
 def test_outside_slurm_rank_0_names_the_run_directory(tmp_path: Path) -> None:
