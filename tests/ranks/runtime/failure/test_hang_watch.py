@@ -30,6 +30,8 @@ from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import hang_watch, last_progress
+from cluster_ddp.runtime.failure.hang_answers import HangAnswers
+from cluster_ddp.runtime.failure.hang_verdict import Answer
 
 JOB_ID = job_ids()
 HOST = os.uname().nodename
@@ -90,8 +92,8 @@ def ends_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndsOf]:
 def said(ends: list[Outcome], folder: Path, *, warned: bool = True) -> str:
     """The verdict, which was printed once, is the last word, and is kept."""
     output = "".join(end.output for end in ends)
-    verdict = (folder / "hang.txt").read_text().strip()
     assert output.count("No step was completed for") == warned, output
+    verdict = (folder / "hang.txt").read_text().strip()
     assert f"{verdict}." in output.partition("error: Waiting")[2], output
     assert verdict in autopsy(folder)
     record = json.loads(autopsy(folder, as_json=True))
@@ -206,7 +208,6 @@ def locked() -> None:
 
 
 def lock() -> None:
-    time.sleep(0.5)
     ctypes.PyDLL(None).sleep(600)  # the call
 
 
@@ -296,7 +297,17 @@ def stopped_1() -> None:
 
 
 def stop() -> None:
-    time.sleep(0.5)
+    """Once this place is noted: it is what was seen last."""
+    noted, is_asked = threading.Event(), HangAnswers.is_asked
+
+    def noting(self: HangAnswers, here: Answer) -> bool:
+        found = is_asked(self, here)
+        if here.doing == "stop":
+            noted.set()
+        return found
+
+    HangAnswers.is_asked = noting  # type: ignore[method-assign]
+    noted.wait()
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -317,7 +328,7 @@ def test_a_stopped_rank(ends_of: EndsOf, function: Callable[[], None], rank: int
 
 
 def mismatched() -> None:
-    hang(lambda rank: time.sleep(1), warning_s=60, more=990)
+    hang(lambda rank: None, warning_s=60, more=990)
 
 
 def test_mismatched_shapes(ends_of: EndsOf) -> None:

@@ -15,6 +15,7 @@ HOST = os.uname().nodename
 JOB_ID = job_ids()
 PATIENT = "from cluster_ddp.runtime import console\nconsole._SILENCE_S = 60.0\n"
 DISTRIBUTED = f"{PATIENT}import cluster_ddp\nwith cluster_ddp.distributed(): ..."
+TRAIN = f"{PATIENT}import runpy\nrunpy.run_module('cluster_ddp.train', run_name='__main__', alter_sys=True)"
 MISTAKE = "error: Running 3 tasks on this node, 1 GPU each:\n"
 OURS = {"CLUSTER_DDP_NOTES": "/it's here", "CLUSTER_DDP_SECRET": "5e"}
 ASK = """import os, sys
@@ -53,7 +54,7 @@ def test_a_wrong_launch_is_told_once() -> None:
 
 def test_a_wrong_option_of_the_training_is_told_once() -> None:
     """sbatch jobs/mnist_2node.sbatch --nodes 4"""
-    ends = run_all("-m", "cluster_ddp.train", "--nodes", "4")
+    ends = run_all("-c", TRAIN, "--nodes", "4")
     assert [status for status, _ in ends] == [2, 2, 2]
     assert [text.count("that is an option of sbatch") for _, text in ends] == [1, 0, 0]
 
