@@ -90,8 +90,8 @@ class Checkpointer:
         **parts: Stateful,
     ) -> None:
         self.world = world
-        self._shards = [shard] if isinstance(shard, BatchIterator) else list(shard or ())
-        self._take_shards()
+        given = () if shard is None else shard
+        self._shards = self._taken(given if isinstance(given, list | tuple) else [given])
         self._stop_flag = StopFlag(stop_signals, told=world.is_main)
         interval = Interval.parse(every or ("1epoch" if self._shards else "10min"), has_epochs=bool(self._shards))
         check_choices(keep, on_nan)
@@ -249,10 +249,13 @@ class Checkpointer:
         """
         self._boundary.in_evaluation()
 
-    def _take_shards(self) -> None:
-        """Make the shards this training's. SpecError: one is another training's, or was made for other ranks."""
-        world, asked = self.world, "Making a Checkpointer:"
-        for shard in self._shards:
+    def _taken(self, given: Sequence[object]) -> list[BatchIterator]:
+        """Make shards this training's. SpecError: one is none, another training's, or was made for other ranks."""
+        world, asked, taken = self.world, "Making a Checkpointer:", list[BatchIterator]()
+        for shard in given:
+            if not isinstance(shard, BatchIterator):
+                found = f"shard= is a {type(shard).__name__}: its place in an epoch can't be saved."
+                raise SpecError(asked, found, "shard=world.shard(dataset, batch_size=…), in place of a DataLoader")
             if shard.before_pass:
                 found = "another Checkpointer's loop is reading this shard."
                 raise SpecError(asked, found, "give all parts of a training to one Checkpointer")
@@ -261,6 +264,8 @@ class Checkpointer:
                 found = f"a shard is for rank {shard.rank} of {shard.world_size}, not {here}."
                 raise SpecError(asked, found, "make the shard with this world: world.shard(…)")
             shard.forget_passes()
+            taken.append(shard)
+        return taken
 
     def _is_finished(self) -> bool:
         return self._state.is_finished

@@ -57,6 +57,7 @@ class Saver:
         before_save: Callable[[], object],
         on_nan: OnNan,
     ) -> None:
+        self._has_told_best = False
         self.world, self.state, self.folder = state.world, state, folder
         self.run_dir, self._before_save, self._on_nan = run_dir, before_save, on_nan
         self._has_told, self._skipped = False, -1
@@ -141,6 +142,12 @@ class Saver:
 
         Returns whether it is.
         """
+        of_ranks = self.world.gather_to_main(value)
+        if of_ranks is not None and len(set(map(repr, of_ranks))) > 1 and not self._has_told_best:
+            self._has_told_best = True
+            found = f"best({name!r}, …) has another value on each rank, such as {of_ranks[0]:g}; rank 0's counts."
+            hint = "give it the mean over all ranks: world.mean(total, count)"
+            log.error("%s\nTraining continues.", CheckpointError("Keeping the best:", found, hint))
         before = self.folder.best(name) if self.world.is_main else None
         is_best = value == value if before is None else value > before if is_max else value < before
         if not self.world.broadcast(is_best):

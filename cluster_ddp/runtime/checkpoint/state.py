@@ -114,12 +114,17 @@ class TrainingState:
             "meters": self._of_meters(),
             "shards": [shard.place_of_rank() for shard in self.shards],
             "differing": differing,
+            "data": [place["fingerprint"] for place in self._places() if "stream" not in place],  # those may differ
         }
         ranks = self.world.gather_to_main(mine)
         if ranks is not None:
             self.unsaved.tell(self.steps)
+            self._differences.tell_of_data(self.steps, [rank.pop("data") for rank in ranks])
             self._differences.tell(self.steps, [rank.pop("differing") for rank in ranks])
         return ranks
+
+    def _places(self) -> list[dict[str, Any]]:
+        return [shard.place() for shard in self.shards]
 
     def copy(self, ranks: list[dict[str, Any]] | None, **more: Any) -> dict[str, Any]:
         """Return a copy of this rank's part of the state, valid until the next copy, with `more` entries.
@@ -234,7 +239,7 @@ class TrainingState:
             },
             "identity": self._identity,
             "position": {"steps": self.steps, "epoch": self.epoch, "finished": self.is_finished},
-            "shards": [shard.place() for shard in self.shards],
+            "shards": self._places(),
             "made_with": self._made_with,
             "parameters": self._parameter_names(),
         }

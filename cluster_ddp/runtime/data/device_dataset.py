@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
@@ -109,14 +109,19 @@ def fingerprint(dataset: object) -> str | None:
 
     It is the dataset's attribute `fingerprint` or `_fingerprint` (as in Hugging Face's datasets), if that is a str. For
     a TensorDataset or `ResidentSet` it is the SHA-256 (hexadecimal) of dtypes, shapes and 64 evenly spaced samples:
-    changes in other samples are not seen.
+    changes in other samples are not seen. Of a Subset, such as random_split makes, 64 of its indices count.
     """
     for name in ("fingerprint", "_fingerprint"):
         if isinstance(found := getattr(dataset, name, None), str):
             return found
+    digest = hashlib.sha256()
+    if isinstance(dataset, Subset):
+        at = torch.linspace(0, len(dataset) - 1, _SAMPLES if len(dataset) else 0).long().tolist()
+        chosen = [int(dataset.indices[row]) for row in at]
+        digest.update(f"{len(dataset)} {chosen} {fingerprint(dataset.dataset)}".encode())
+        return digest.hexdigest()
     if not isinstance(dataset, (TensorDataset, ResidentSet)):
         return None
-    digest = hashlib.sha256()
     for tensor in dataset.tensors:
         rows = torch.linspace(0, len(tensor) - 1, _SAMPLES if len(tensor) else 0, device=tensor.device).long()
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -159,7 +159,7 @@ def test_a_job_that_was_resumed_is_said_and_the_new_one_shown(capsys, fake_slurm
     assert report.main(["12"]) == 0
     assert "fit, job 15: " in (shown := capsys.readouterr().out) and "  Job 12 was resumed as this one.\n" in shown
     assert "no run directory" in refused(capsys, logs.main, "13")
-    assert "no run directory" in refused(capsys, logs.main, "*")
+    assert "no run in runs has this name" in refused(capsys, logs.main, "*")
 
 
 TRACEBACK = """[rank {rank} node1] Traceback (most recent call last):

@@ -97,14 +97,26 @@ class RankDifferences:
                 self._told.add(name)
                 log.error("%s\nTraining continues.", self._error(name, part, step, others))
 
+    def tell_of_data(self, step: int, of_ranks: Sequence[Sequence[str | None]]) -> None:
+        """Say once if ranks share out different datasets. Call it on rank 0 with the fingerprints of each rank."""
+        others = [str(rank) for rank, one in enumerate(of_ranks) if one != of_ranks[0]]
+        if others and "data" not in self._told:
+            self._told.add("data")
+            found = f"{_ranks_have(others)} another dataset than rank 0: samples are trained twice or never."
+            hint = "split it the same way on all ranks: random_split(…, generator=torch.Generator().manual_seed(1))"
+            log.error("%s\nTraining continues.", CheckpointError(f"Saving step {step}:", found, hint))
+
     def _error(self, name: str, part: Any, step: int, others: Sequence[str]) -> CheckpointError:
         since = f" At step {self._equal_at[name]} it was the same." if name in self._equal_at else ""
-        who = f"rank {others[0]} has" if len(others) == 1 else f"ranks {', '.join(others)} have"
-        found = f"{name!r} differs between ranks: {who} another one than rank 0."
+        found = f"{name!r} differs between ranks: {_ranks_have(others)} another one than rank 0."
         lost = "A checkpoint has rank 0's, which a resume gives to all ranks: it will not be exact."
         is_trained = isinstance(part, (torch.nn.Module, torch.optim.Optimizer))
         hint = _OF_TRAINED if is_trained else _OF_OTHERS
         return CheckpointError(f"Saving step {step}:", f"{found}{since} {lost}", hint)
+
+
+def _ranks_have(ranks: Sequence[str]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(ranks)} have"
 
 
 def _kept_of_main(part: Any) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cluster_ddp.errors import CheckpointError
@@ -50,6 +51,7 @@ class Unsaved:
         self._schedulers = {name: part for name, part in parts.items() if isinstance(part, LRScheduler)}
         self._scheduled: dict[str, int] | None = None  # at the last step, until the loop's body has run
         self._has_looked = False
+        self._averages: list[tuple[weakref.ref[AveragedModel], int]] = []  # how many updates each had in the first step
         self._told: set[str] = set()
 
     @property
@@ -73,6 +75,11 @@ class Unsaved:
         if not self._has_looked:
             self._has_looked = True
             self._look(step)
+        for average, before in self._averages:
+            one = average()
+            if one is not None and int(one.n_averaged) != before:
+                found = f"{type(one).__name__} averages weights, and is no part of the Checkpointer."
+                self._say(step, found, _OF_PART.format(name="ema"))
         for optimizer in set(self._steps.optimizers) - self._inside_parts():
             if optimizer.state:
                 found = f"{type(optimizer).__name__} makes steps, and is no part of the Checkpointer."
@@ -86,19 +93,29 @@ class Unsaved:
             self._say(step, "there are gradients that no optimizer has used.", _OF_GRADIENTS)
 
     def _look(self, step: int) -> None:
-        """Look for schedulers and data that take part in the training. Once: it goes through all objects."""
+        """Look for schedulers, averages and data that take part in the training. Once: it goes through all objects."""
         for one in being_read - set(self._shards):
             self._say(step, f"a {type(one).__name__.lower()} is read that is not the Checkpointer's.", _OF_SHARD)
         objects, parts = gc.get_objects(), self._inside_parts()
         kinds = {type(one) for one in objects}
         schedulers = {kind for kind in kinds if issubclass(kind, LRScheduler)}
+        averages = {kind for kind in kinds if issubclass(kind, AveragedModel)}
         loaders = {kind for kind in kinds if issubclass(kind, _BaseDataLoaderIter)}
         for one in objects:
             if type(one) in schedulers and one.optimizer in parts and one not in parts:
                 found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
                 self._say(step, found, _OF_PART.format(name="scheduler"))
+            elif type(one) in averages and not any(one is saved for saved in self._saved_modules()):
+                self._averages.append((weakref.ref(one), int(one.n_averaged)))
             elif type(one) in loaders and _is_under_way(one) and not any(_reads(s, one._dataset) for s in self._shards):
                 self._say(step, "a DataLoader is read whose place is not saved.", _OF_LOADER)
+
+    def _saved_modules(self) -> Iterator[torch.nn.Module]:
+        """The modules among what is saved, in it, and in its attributes."""
+        for saved in self._saved:
+            for one in (saved, *getattr(saved, "__dict__", {}).values()):
+                if isinstance(one, torch.nn.Module):
+                    yield from one.modules()
 
     def _inside_parts(self) -> set[object]:
         """The optimizers and schedulers among the parts, and in their attributes, such as SequentialLR's list."""
@@ -108,9 +125,10 @@ class Unsaved:
             part = left.pop()
             if isinstance(part, _STEPPED):
                 found.add(part)
+            kinds = LRScheduler if isinstance(part, LRScheduler) else _STEPPED  # its state has none of its optimizer's
             for value in getattr(part, "__dict__", {}).values():
                 inside = value if isinstance(value, list | tuple) else (value,)
-                left += [one for one in inside if isinstance(one, _STEPPED) and one not in found]
+                left += [one for one in inside if isinstance(one, kinds) and one not in found]
         return found
 
     def _say(self, step: int, found: str, hint: str) -> None:

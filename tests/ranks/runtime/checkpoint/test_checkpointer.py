@@ -1079,3 +1079,11 @@ def test_a_run_directory_is_a_path_or_its_text(
     for _ in checkpoint.epochs(1):
         checkpoint.step()
     assert (tmp_path / "runs/x/checkpoints/step-00000001.pt").exists()
+
+
+def test_a_data_loader_is_no_shard(world: World, tmp_path: Path) -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 1)))
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(SpecError, match="shard= is a DataLoader: its place in an epoch can't be saved"):
+        Checkpointer(world, shard=loader, run_dir=tmp_path / "run", model=model)
+    assert not (tmp_path / "run").exists()

@@ -168,7 +168,46 @@ def break_early(world: World) -> None:
                 break
 
 
-TRAININGS = (nothing_to_say, unfreeze_late, localsgd, partdiff, powersgd, manual_acc, break_early)
+def ema_forgotten(world: World) -> None:
+    model = world.wrap(mlp())
+    average = torch.optim.swa_utils.AveragedModel(model.module)
+    Training(world, "ema_forgotten", model).run(last=lambda: average.update_parameters(model.module))
+
+
+def scheduler_alone(world: World) -> None:
+    """Its state has nothing of its optimizer's."""
+    other = torch.optim.SGD([(one := nn.Parameter(torch.ones(1)))], 0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(other, 1)
+
+    def update() -> None:
+        one.grad = torch.ones(1)
+        other.step()
+        scheduler.step()
+
+    Training(world, "scheduler_alone", world.wrap(mlp()), scheduler=scheduler).run(last=update)
+
+
+def apart(world: World) -> None:
+    """Each rank splits the data by itself, and keeps the best of its own loss."""
+    model = world.wrap(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.arange(384.0).view(48, 8), torch.zeros(48).long())
+    part, _ = torch.utils.data.random_split(data, [24, 24], torch.Generator().manual_seed(world.rank))
+    shard, run_dir = world.shard(part, batch_size=4), Path(os.environ["RUNS"], "apart")
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=run_dir, model=model, optimizer=optimizer)
+    for _ in checkpoint.epochs(2):
+        for x, y in shard:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            checkpoint.step()
+        checkpoint.best("loss", float(world.rank), mode="min")
+
+
+TRAININGS = (
+    *(nothing_to_say, unfreeze_late, localsgd, partdiff, powersgd, manual_acc, break_early),
+    *(ema_forgotten, scheduler_alone, apart),
+)
 SAID = {
     "nothing_to_say": [],
     "unfreeze_late": [("Saving step 4:", f"'{name}' differs between ranks: rank 1 has", "At step 3 it was the same.")
@@ -178,6 +217,10 @@ SAID = {
     "powersgd": [("Saving step 1:", "'model' has a communication hook with a state, PowerSGDState.")],
     "manual_acc": [("Saving step 2:", "gradients that no optimizer has used", "world.accumulate")],
     "break_early": [("Ending epoch 1 at step 2:", "trains the rest of the epoch.", "first line")],
+    "ema_forgotten": [("Saving step 2:", "AveragedModel averages weights, and is no part", "ema=ema")],
+    "scheduler_alone": [("Saving step 1:", "SGD makes steps, and is no part of the Checkpointer.")],
+    "apart": [("Saving step 3:", "rank 1 has another dataset than rank 0", "generator="),
+              ("Keeping the best:", "best('loss', …) has another value on each rank", "world.mean")],
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.device_dataset import ResidentSet, fingerprint
@@ -30,6 +30,16 @@ def test_tensors_are_looked_at_in_places() -> None:
     assert found not in {fingerprint(TensorDataset(*other)) for other in others}
     assert fingerprint(TensorDataset(torch.empty(0, 3))) is not None
     assert fingerprint(TensorDataset(torch.empty(3, 0), torch.ones(3, dtype=torch.bfloat16))) is not None
+
+
+def test_a_split_of_its_own_is_another_dataset() -> None:
+    """random_split without a generator: a resume has another one."""
+    data = TensorDataset(torch.arange(100.0))
+    splits = [random_split(data, [60, 40], torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    one, same, other = (fingerprint(split[0]) for split in splits)
+    assert one == same != other
+    assert fingerprint(splits[0][1]) != one
+    assert fingerprint(Subset(data, [])) is not None
 
 
 @pytest.mark.parametrize(
