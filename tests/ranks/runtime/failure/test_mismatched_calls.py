@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from slowness import scaled
+from local_launch import launch
 
 SCRIPT = """
 import sys
@@ -52,22 +50,12 @@ def test_a_collective_on_one_rank_is_named_with_both_lines(script: str, who: int
     """gloo aborts the rank that gets more than it waits for, in C++, within the first second and before any step."""
     path = tmp_path / "train.py"
     path.write_text(script)
-    command = [sys.executable, "-m", "cluster_ddp", "launch", "--ranks", "2", "--", sys.executable, str(path)]
-    done = subprocess.run(
-        [*command, str(who), str(size)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=scaled(120),
-    )
+    status, said = launch(tmp_path, "--", sys.executable, str(path), str(who), str(size), OMP_NUM_THREADS="1")
     lines = {line.partition("  # ")[2]: number for number, line in enumerate(script.splitlines(), 1)}
-    verdict = re.search(r"Waiting for the other ranks in a collective:\n  (.*)\.\n  Hint: (.*)", done.stdout)
-    assert done.returncode == 134 and verdict, done.stdout
-    assert f"rank {who} on " in verdict[1] and f"train.py:{lines['one rank']})" in verdict[1], done.stdout
-    assert f"train.py:{lines['all ranks']})" in verdict[1], done.stdout
-    assert "is one of them inside `if world.is_main:`?" in verdict[2], done.stdout
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("Failed first, with status 134: rank ") and verdict[1] in last, done.stdout
+    verdict = re.search(r"Waiting for the other ranks in a collective:\n  (.*)\.\n  Hint: (.*)", said)
+    assert status == 134 and verdict, said
+    assert f"rank {who} on " in verdict[1] and f"train.py:{lines['one rank']})" in verdict[1], said
+    assert f"train.py:{lines['all ranks']})" in verdict[1], said
+    assert "is one of them inside `if world.is_main:`?" in verdict[2], said
+    last = said.splitlines()[-1]
+    assert last.startswith("Failed first, with status 134: rank ") and verdict[1] in last, said
