@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
     from cluster_ddp.runtime.non_finite import FiniteCheck
-    from cluster_ddp.runtime.profiling.step_trace import trace_range
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
     from cluster_ddp.runtime.stop_signals import Stopped
     from cluster_ddp.runtime.world import World
@@ -102,7 +101,6 @@ __all__ = [
     "lr_scale",
     "submit",
     "submit_array",
-    "trace_range",
     "with_warmup",
 ]
 
@@ -128,7 +126,6 @@ _MODULES = {
     "lr_scale": "runtime.model.learning_rate",
     "submit": "submit_api",
     "submit_array": "submit_api",
-    "trace_range": "runtime.profiling.step_trace",
     "with_warmup": "runtime.model.learning_rate",
 }
 

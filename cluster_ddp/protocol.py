@@ -59,8 +59,6 @@ class Env:
     """With `--launcher fork`: the job's SLURM_CPUS_PER_TASK, empty if unset. The step's value differs."""
     GPUS_PER_TASK: Final = "CLUSTER_DDP_GPUS_PER_TASK"
     """Number of GPUs that each rank drives, if it is more than one (`--gpus-per-task`)."""
-    TRACE: Final = "CLUSTER_DDP_TRACE"
-    """Number of steps that each rank traces with torch.profiler (`--trace`)."""
     TRACK: Final = "CLUSTER_DDP_TRACK"
     """Names of the trackers, separated by spaces (`--track`). Without `submit`, set it by hand."""
     COPY: Final = "CLUSTER_DDP_COPY"
@@ -75,7 +73,7 @@ OF_A_JOB: Final = frozenset(
     [
         *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.STACKS, Env.AGENT, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE),
         *(Env.LOCAL_JOB_ID, Env.START, Env.CHAIN, Env.PACKED, Env.HANG_RESTART_S),
-        *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACE, Env.TRACK, Env.COPY),
+        *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACK, Env.COPY),
     ]
 )
 """Variables that a job sets for its ranks. A job that is submitted or started in one of them takes none of these."""
@@ -132,8 +130,6 @@ class File:
     """Where a rank was in a hang: one line of JSON, then its Python stacks; {} is its number."""
     HANG: Final = "hang.txt"
     """Where all ranks were in the last hang, in words."""
-    TRACE: Final = "trace-rank{}.json.gz"
-    """With `--trace`: what one rank did in some steps, for ui.perfetto.dev; {} is its number."""
     TRACKERS: Final = "trackers"
     """With `--track`: a folder for each tracker, and `id`, the id that the run has in each of its starts."""
     CHECKPOINTS: Final = "checkpoints"
@@ -192,9 +188,9 @@ class Then:
 ASIDE: Final = "job-{}"
 """Folder in a run directory for the files of an earlier job, which was resumed; {} is its id."""
 
-ENDS: Final = ("COMPLETED", "STOPPED", "FAILED")
+ENDS: Final = ("COMPLETED", "STOPPED")
 """Values of `state` of the "end" records in starts.jsonl: how this start of a training ended. STOPPED is stopped in
-time, with a checkpoint. FAILED is no longer written: outcome.json says it."""
+time, with a checkpoint. A failure is in outcome.json."""
 
 
 LATEST: Final = "latest"

@@ -83,8 +83,6 @@ class TrainConfig:
     """Run one step and one test only."""
     eval_only: bool = False
     """Test the weights of the checkpoint or run directory that --resume names. Train nothing."""
-    trace: int | None = None
-    """Record so many steps of the first epoch with torch.profiler, in trace-rank<k>.json.gz in the run directory."""
     save_model: bool = False
     """Save the trained weights in the run directory as mnist_cnn.pt."""
     rendezvous_timeout_s: float = 300.0
@@ -142,12 +140,10 @@ class TrainConfig:
         yield scaled, "--cuda-graph --amp fp16", "the scaler's choice to skip an update can't be captured", "--amp bf16"
         plain = self.sync_batchnorm and self.model == "cnn"
         yield plain, "--sync-batchnorm", "the recipe's CNN has no batch normalisation", "add --model convnet"
-        too_short = self.dry_run and self.trace is not None
-        yield too_short, "--dry-run --trace", "a dry run has one step", one
         is_path = self.resume not in ("auto", "never")
         wanted = "name a checkpoint or a run directory: --resume PATH"
         yield self.eval_only and not is_path, "--eval-only", "there are no weights to test", wanted
-        for name in ("dry_run", "save_model", "trace"):
+        for name in ("dry_run", "save_model"):
             option = "--" + name.replace("_", "-")
             unused = self.eval_only and bool(getattr(self, name))
             yield unused, f"--eval-only {option}", f"{option} needs a training", "leave one out"
@@ -156,7 +152,7 @@ class TrainConfig:
 _Rule = tuple[bool, str, str, str]
 """Whether it is broken, the options, why, and a hint."""
 
-_COUNTS = ("epochs", "batch_size", "global_batch_size", "accumulate", "test_batch_size", "trace", "log_interval")
+_COUNTS = ("epochs", "batch_size", "global_batch_size", "accumulate", "test_batch_size", "log_interval")
 # Options, which of their values are legal, in words. A NaN never is.
 _NUMBERS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     ((*_COUNTS, "keep_checkpoints"), lambda value: value >= 1, "a whole number of 1 or more"),

@@ -137,10 +137,9 @@ def complete(folder: Path, job: JobFile, *, shared: bool) -> None:
             if known is None or known.job != job.job:
                 write(folder, job, shared=shared)
             return
-        spec = json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES))
-        if "job" in spec or os.path.lexists(folder / File.JOB):  # an earlier release wrote it into spec.json
+        if os.path.lexists(folder / File.JOB):
             return
-        task = spec.get("array_task")
+        task = json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES)).get("array_task")
         if task is not None and (whole := whole_array(folder, task)) != folder.resolve():
             complete(whole, job._replace(job=job.job.partition("_")[0]), shared=shared)
         write(folder, read(folder, task) or job, shared=shared)

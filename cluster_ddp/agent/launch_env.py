@@ -124,7 +124,6 @@ def common(options: Options, folder: Path | None) -> dict[str, str]:
         values[Env.RESUME] = f"{how} {shlex.quote(str(folder))}"
     values |= {Env.GPUS_PER_TASK: str(options.gpus_per_task)} if options.gpus_per_task > 1 else {}
     values |= {Env.HANG_RESTART_S: str(options.hang_restart_s)} if options.hang_restart_s else {}
-    values |= {Env.TRACE: str(options.trace)} if options.trace is not None else {}
     values |= {Env.TRACK: " ".join(options.track)} if options.track else {}
     return {**values, Env.SHARE: "1"} if options.share else values
 

@@ -8,12 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cluster_ddp.agent.option_types import Most, count, number, one_range
+from cluster_ddp.agent.option_types import count, number, one_range
 
 LAUNCHERS = ("srun", "torchrun", "fork")
-
-RESTARTS_BEFORE = ("--requeue-on-failure", "--requeue-elsewhere")
-"""Earlier names of --restarts."""
 
 _SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 
@@ -59,8 +56,6 @@ class Options(NamedTuple):
     """Whether no process is kept ready that has imported torch, for a restart."""
     doctor: bool = False
     """Whether the nodes are examined first."""
-    trace: int | None = None
-    """Number of steps that each rank traces."""
     track: tuple[str, ...] = ()
     """Names of trackers."""
     time_limit_s: int | None = None
@@ -173,7 +168,6 @@ def _starting(group: argparse._ArgumentGroup) -> None:
     add("--cpus-per-task", type=count, metavar="N", help="with --ranks: CPUs of each rank")
     add("--srun-options", action="append", default=[], metavar="OPTION", help="one more option for srun")
     add("--doctor", action="store_true", help="examine the nodes first; a problem ends the job with a verdict")
-    add("--trace", type=count, metavar="STEPS", help="trace so many steps of each rank with torch.profiler")
     add("--track", **_SEVERAL, metavar="TRACKER", help="tensorboard, wandb, mlflow")
     add("--grid", type=json.loads, default={}, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
@@ -186,7 +180,7 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     for option in ("--chain", "--next-job"):
         add(option, default=Options._field_defaults[option[2:].replace("-", "_")], help=argparse.SUPPRESS)
     text = "start it again at most so often after a failure: in its allocation, else by a requeue (0)"
-    add("--restarts", *RESTARTS_BEFORE, type=number, action=Most, default=0, metavar="N", help=text)
+    add("--restarts", type=number, default=0, metavar="N", help=text)
     text = "the job's range of nodes (#SBATCH --nodes=2-8): a restart continues with those that are left"
     add("--nodes", type=one_range, metavar="MIN-MAX", help=text)
     text = "keep so many nodes of the job as spares, which replace nodes that are lost or at fault (0)"

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
-
-
-class Most(argparse.Action):
-    """Keeps the largest value of an option that has several names."""
-
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        """Take a value."""
-        setattr(namespace, self.dest, max(values, getattr(namespace, self.dest)))
 
 
 def count(text: str) -> int:

@@ -59,8 +59,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         metric = training_stats.compiled(arguments.metric) if arguments.metric is not None else None
         statuses = run_statuses(arguments.runs_dir, arguments.jobs)
-        site = cost.co2_g_per_kwh()
-        found = [report(status, metric=metric, co2_g_per_kwh=site) for status in statuses]
+        found = [report(status, metric=metric) for status in statuses]
         if arguments.html is not None:
             from cluster_ddp.jobs.report import page
 

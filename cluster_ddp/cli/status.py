@@ -63,8 +63,7 @@ def main(argv: Sequence[str]) -> int:
             return _watch(arguments)
         found = run_statuses(arguments.runs_dir, arguments.jobs)
         if arguments.json:
-            co2_g_per_kwh = cost.co2_g_per_kwh()
-            costs = (dataclasses.asdict(cost.read(one, co2_g_per_kwh=co2_g_per_kwh)) for one in found)
+            costs = (dataclasses.asdict(cost.read(one)) for one in found)
             objects = [dataclasses.asdict(one) | {"cost": of_one} for one, of_one in zip(found, costs)]
             print(json.dumps(objects, default=str, indent=2))
         else:

@@ -94,10 +94,9 @@ def _show_cost(jobs: Sequence[Job], show: Callable[[str], None]) -> None:
     from cluster_ddp.jobs.report import cost  # `submit --dry-run` does without
     from cluster_ddp.jobs.status import RunStatus
 
-    site = cost.co2_g_per_kwh()
     ended = (RunStatus(job=job.id, name="", state="unknown", run_dir=job.run_dir) for job in jobs)
-    costs = [cost.read(one, co2_g_per_kwh=site) for one in ended]
-    known = [one for one in costs if one.line]
+    costs = [cost.read(one) for one in ended]
+    known = [one for one in costs if one.gpu_hours is not None or one.energy_kwh is not None]
     if line := cost.total(known, partly=False).line:
         show(line + (f". Known of {len(known)} of {len(costs)} tasks" if len(known) < len(costs) else ""))
 

@@ -65,8 +65,6 @@ class Training:
             stop_signals=config.stop_signals,
             before_save=self.finite.look,
             on_nan=on_nan,
-            trace=config.trace,
-            trace_after=cluster_ddp.CudaGraphs.steps_to_capture if config.cuda_graph else 2,
             model=model,
             optimizer=self.step.optimizer,
             **({"scaler": scaler} if scaler.is_enabled() else {}),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from cluster_ddp import CudaGraphs, Shard, World, fast_cpu, trace_range
+from cluster_ddp import CudaGraphs, Shard, World, fast_cpu
 from cluster_ddp.mnist.recipes import Recipe, lr_factor, warm_up
 from cluster_ddp.train_options import TrainConfig
 
@@ -71,8 +71,7 @@ class Step:
         lr *= recipe.schedule(epochs_done, recipe.epochs, config.gamma)
         for group in self.optimizer.param_groups:
             group["lr"] = lr if self._lr is None else self._lr.fill_(lr)
-        with trace_range("update"):
-            self._apply_gradients()
+        self._apply_gradients()
 
     @torch.inference_mode()
     def output(self, images: torch.Tensor) -> torch.Tensor:
@@ -93,10 +92,8 @@ class Step:
         if is_first:
             self.optimizer.zero_grad()
             self._loss.zero_()
-        with trace_range("forward"):
-            loss = F.nll_loss(self._output(self.model, images), labels, reduction="sum")
-        with trace_range("backward"):
-            self.scaler.scale(loss / self._mean_batch).backward()
+        loss = F.nll_loss(self._output(self.model, images), labels, reduction="sum")
+        self.scaler.scale(loss / self._mean_batch).backward()
         self._loss.add_(loss.detach())
 
     def _step_optimizer(self) -> None:

@@ -166,7 +166,7 @@ class StopFlag:
         for number in self._before:
             if self._is_own(later := signal.getsignal(number)):  # perhaps the one before, which was put back
                 continue
-            if number not in self._told:
+            if number not in self._told and not isinstance(later, _Handler):  # of another Checkpointer
                 self._told.add(number)
                 log.warning(
                     "Signal %s has another handler since the Checkpointer was made: %s. The training still stops at "

@@ -91,14 +91,14 @@ def processes(name: str) -> list[int]:
 
 def processes_in(paths: Iterable[Path]) -> list[int]:
     """The ids of all processes in these network namespaces."""
-    inodes = {path.stat().st_ino for path in paths}
+    inodes = {_inode(path) for path in paths} - {None}
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    return [pid for pid in pids if _net(pid) in inodes]
+    return [pid for pid in pids if _inode(Path(f"/proc/{pid}/ns/net")) in inodes]
 
 
-def _net(pid: int) -> int | None:
+def _inode(path: Path) -> int | None:
     try:
-        return Path(f"/proc/{pid}/ns/net").stat().st_ino
+        return path.stat().st_ino
     except OSError:  # it has ended
         return None
 

@@ -22,7 +22,7 @@ from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import packed_status
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
+from cluster_ddp.submission.spec import JobSpec
 
 _TRAININGS_OWN = ("auto", "never")
 
@@ -88,8 +88,6 @@ class Earlier:
         if self.spec is None or self.spec.command:
             return None
         path = self.run_dir / File.FUNCTION
-        if not path.exists():  # of a release before 0.1
-            path = self.run_dir / f"{self.job}_submitted.pkl"
         refuse_others(path)
         return Pickled(path.read_bytes())
 
@@ -159,7 +157,7 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         run_dir=path,
         job=record["job"],
         cluster=record.get("cluster"),
-        local=record.get("local") is True or record.get("backend") == "local",  # as it was recorded before 0.1
+        local=record.get("local") is True,
         reference_options=_words(record.get("reference_options")),
         folder=Path(record["folder"]) if "folder" in record else None,
         code=record.get("code"),
@@ -246,7 +244,7 @@ def _spec(path: Path, record: dict[str, Any]) -> JobSpec:
     """The specification in a spec.json, without what the earlier job waited for."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
     values |= {"grid": {}, "after": None, "begin": None}
-    known = {*(field.name for field in dataclasses.fields(JobSpec)), *RESTARTS_BEFORE}
+    known = {field.name for field in dataclasses.fields(JobSpec)}
     try:
         if unknown := sorted(set(values) - known):
             raise ValueError(f"this version does not know {', '.join(unknown)}")

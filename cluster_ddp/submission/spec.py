@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from cluster_ddp.agent import launch_options
 from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
 from cluster_ddp.protocol import TRACKERS
 from cluster_ddp.submission import grids, spec_rules
 from cluster_ddp.submission.validation import check_field, field_error, normalized_time
 
 Launcher = Literal["srun", "torchrun", "fork"]
-
-RESTARTS_BEFORE = tuple(name.removeprefix("--").replace("-", "_") for name in launch_options.RESTARTS_BEFORE)
-"""Earlier names of `JobSpec.restarts`. Of several that are given, the largest counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +104,6 @@ class JobSpec:
     """Conda environment to activate."""
     stage_env: bool = False
     """Pack the virtual environment into one file; each node unpacks it to $SLURM_TMPDIR or /tmp before ranks start."""
-    trace: int | None = None
-    """Trace so many steps of each rank with torch.profiler, in trace-rank<k>.json.gz in the run directory. The script
-    must use a Checkpointer."""
     doctor: bool = False
     """Examine the nodes before the ranks start (cluster-ddp doctor --quick); a problem ends the job with a verdict."""
     setup: tuple[str, ...] = ()
@@ -133,18 +126,10 @@ class JobSpec:
     """More options for sbatch, such as --reservation=course."""
     srun_options: tuple[str, ...] = ()
     """More options for srun, which starts the ranks, such as --cpu-bind=verbose."""
-    requeue_on_failure: InitVar[int] = 0
-    """An earlier name of `restarts`."""
-    requeue_elsewhere: InitVar[int] = 0
-    """An earlier name of `restarts`."""
 
-    def __post_init__(self, requeue_on_failure: int, requeue_elsewhere: int) -> None:
-        before = dict(zip(RESTARTS_BEFORE, (requeue_on_failure, requeue_elsewhere)))
+    def __post_init__(self) -> None:
         for one in fields(self):
             check_field(one.name, str(one.type), getattr(self, one.name))
-        for name, value in before.items():
-            check_field(name, "int", value)
-        object.__setattr__(self, "restarts", max(self.restarts, *before.values()))
         if self.max_nodes == self.nodes:
             object.__setattr__(self, "max_nodes", None)
         if self.time is not None:

@@ -72,7 +72,7 @@ SET_ELSEWHERE = frozenset(_SET_ELSEWHERE.split())
 """Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
 --quiet: with them, sbatch does not simply submit a job and print its id."""
 
-_AT_LEAST_ONE = ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace", "pack", "jobs")
+_AT_LEAST_ONE = ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "pack", "jobs")
 
 # What to do about a field that has an illegal value.
 _HINTS = {
@@ -98,7 +98,6 @@ _HINTS = {
     "restarts": "for three: --restarts 3",
     "hang_restart_s": "for a minute: --hang-restart-s 60",
     "restart_args": "for example --restart-args '--resume last.pth'",
-    "trace": "for ten steps: --trace 10",
     "modules": "see the names: module avail",
     "sbatch_options": "for example --sbatch-options=--reservation=course",
     "srun_options": "for example --srun-options=--cpu-bind=verbose",

@@ -81,9 +81,7 @@ def generators() -> dict[str, Any]:
     return {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": (name, keys, *rest)}
 
 
-def run(
-    training: Training, run_dir: Path, *, ranks: int = 2, kill: tuple[str, int] | None = None, timeout_s: float = 120
-) -> list[Outcome]:
+def run(training: Training, run_dir: Path, *, ranks: int = 2, kill: tuple[str, int] | None = None) -> list[Outcome]:
     """One start of a training in `run_dir`; with `kill`, rank 0 kills all ranks at this point, after its saves."""
     run_dir.mkdir(parents=True, exist_ok=True)
     logs = run_dir.parent / f"{run_dir.name}-logs-{len(list(run_dir.parent.glob(f'{run_dir.name}-logs-*')))}"
@@ -91,7 +89,7 @@ def run(
     env = {"CLUSTER_DDP_RUN_DIR": str(run_dir), "KILL": json.dumps(kill)}
     job_id = job_ids()
     environments = [slurm_step(rank, ranks, job_id=job_id, **env) for rank in range(ranks)]
-    return run_ranks(functools.partial(_rank, training), environments, logs, timeout_s=timeout_s)
+    return run_ranks(functools.partial(_rank, training), environments, logs)
 
 
 def _rank(training: Training) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 
 def launch(folder: Path, *words: str, **env: str) -> tuple[int, str]:
@@ -20,6 +20,6 @@ def launch(folder: Path, *words: str, **env: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=scaled(120),
+        timeout=scaled(LIMIT_S),
     )
     return done.returncode, done.stdout

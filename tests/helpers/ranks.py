@@ -6,12 +6,17 @@ import itertools
 import multiprocessing
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
-from slowness import scaled
+from slowness import LIMIT_S, scaled
+
+from cluster_ddp.processes import end_with_parent
 
 # What torch may write: gloo of 2.10 at every start; its store where a name server does not answer in time.
 _TORCHS = re.compile(
@@ -44,7 +49,7 @@ def run_ranks(
     function: Callable[[], None],
     environments: list[Mapping[str, str]],
     folder: Path,
-    timeout_s: float = 120,
+    timeout_s: float = LIMIT_S,
     hanging: int | None = None,
 ) -> list[Outcome]:
     """Run `function` once per environment, all at once; their ends in the order of the environments.
@@ -74,7 +79,19 @@ def run_ranks(
     return ends
 
 
+def _end_with_the_tests() -> None:
+    """Let this rank end with the forkserver, and that with the process of the tests, however it ends.
+
+    The forkserver lives as long as this descriptor is open anywhere, and each of its children gets it.
+    """
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    end_with_parent(signal.SIGKILL, os.getppid())
+
+
 def _main(function: Callable[[], None], env: dict[str, str], log: Path) -> None:
+    _end_with_the_tests()
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

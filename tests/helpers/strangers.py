@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from slowness import LIMIT_S, scaled
 
 STRANGER = 65533
 """User and group id of somebody who is neither us nor "nobody" (65534, which file systems use for unknown users)."""
@@ -29,7 +30,7 @@ def as_stranger(*command: str | Path, user: int = STRANGER, **env: str) -> subpr
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(LIMIT_S),
     )
 
 

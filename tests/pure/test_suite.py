@@ -76,6 +76,20 @@ def test_no_test_sleeps() -> None:
     assert found == []
 
 
+def test_who_waits_for_a_process_has_the_limit_of_all() -> None:
+    """Such as `process.wait(timeout=scaled(LIMIT_S))`: a limit of its own is passed on a busy machine one day."""
+    waits = {"wait", "communicate", "result", "results", "get", "run"}
+    found = []
+    for path in TESTS.rglob("test_*.py"):
+        calls = [node for node in sources.nodes(path) if isinstance(node, ast.Call)]
+        for call in (one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr in waits):
+            names = ("timeout",) if call.func.attr == "run" else ("timeout", "timeout_s")
+            limits = [keyword.value for keyword in call.keywords if keyword.arg in names]
+            numbers = [node for limit in limits for node in ast.walk(limit) if isinstance(node, ast.Constant)]
+            found += [f"{path.name}:{call.lineno}"] if numbers else []
+    assert found == []
+
+
 def own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
     """The nodes of a function without those of functions in it."""
     left: list[ast.AST] = [*function.body]

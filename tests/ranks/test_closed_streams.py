@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import make_run
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.__main__ import VERBS
 
@@ -36,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def said(verb: str, words: str, streams: str, folder: Path) -> tuple[int, str]:
     """The exit status, and what a verb prints to those streams that are left."""
     line = f"{shlex.quote(sys.executable)} -m cluster_ddp {verb} {words} {streams}"
-    done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     return done.returncode, done.stdout + done.stderr
 
 

@@ -26,7 +26,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from ranks import Outcome, job_ids, run_ranks, slurm_step
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 from test_examples import EXAMPLES, run, run_example
 
 import cluster_ddp
@@ -127,7 +127,7 @@ def test_the_weights_of_the_backbone_come_from_a_file_that_a_documented_command_
     cache.mkdir(parents=True)
     torch.save(net.state_dict(), cache / Path(ResNet50_Weights.DEFAULT.url).name)
     env = {**os.environ, "TORCH_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", *shlex.split(command)], cwd=tmp_path, env=env, timeout=scaled(100))
+    done = subprocess.run([sys.executable, "-c", *shlex.split(command)], cwd=tmp_path, env=env, timeout=scaled(LIMIT_S))
     assert done.returncode == 0
     model = ssd300("--backbone", "resnet50", "--backbone-weights", str(tmp_path / "resnet50.pth"))
     assert torch.equal(model.backbone[0][0].weight, net.conv1.weight)

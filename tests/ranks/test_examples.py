@@ -20,7 +20,7 @@ import pytest
 import torch
 from idx_writer import idx
 from ranks import Outcome, job_ids, run_ranks, slurm_step
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 import cluster_ddp
 from cluster_ddp.mnist.idx_files import IDX_FILES, raw_folder
@@ -288,7 +288,7 @@ def test_a_folder_that_was_named_is_used_or_it_is_an_error(tmp_path: Path, name:
     """The digits are for those who have named none: the first line says so."""
     command, env = [sys.executable, str(EXAMPLES / name), "--epochs", "1"], {**os.environ, "OMP_NUM_THREADS": "1"}
     start = functools.partial(
-        subprocess.run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(200)
+        subprocess.run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S)
     )
     missing = tmp_path / "it's here"
     done = start([*command, "--data-dir", str(missing)])
@@ -343,7 +343,7 @@ def test_without_gpus_there_is_nothing_to_compare(tmp_path: Path) -> None:
 def test_each_way_to_meet_works(tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLES / "init_methods.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(200))
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert (done.returncode, done.stdout.count("works. It needs")) == (0, 3), done.stderr
 
 
@@ -371,7 +371,7 @@ def test_torchvisions_resnet_says_once_that_its_data_is_not_there(tmp_path: Path
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=scaled(200),
+        timeout=scaled(LIMIT_S),
     )
     said = (
         "error: Reading MNIST from data/:\n  it is not there.\n  Hint: on a login node: python scripts/download_data.py"
@@ -387,7 +387,7 @@ def test_torchvisions_resnet_is_trained_and_resumed(tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CLUSTER_DDP_RUN_DIR": str(tmp_path / "run")}
     accuracies = []
     for _ in range(2):
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(300))
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
         assert done.returncode == 0, done.stderr
         accuracies += re.findall(r"accuracy (\S+)", done.stdout)
     assert len(accuracies) == 2

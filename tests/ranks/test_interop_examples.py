@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.protocol import EXIT_STOPPED, Env
 
@@ -36,7 +36,7 @@ def start(name: str, run_dir: Path, stop_at: int = 0) -> subprocess.CompletedPro
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "RANK", "WORLD_"))}
     env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", Env.RUN_DIR: str(run_dir)}
     command = [sys.executable, str(STOP_AFTER), str(stop_at), str(INTEROP / name)]
-    return subprocess.run(command, env=env, cwd=run_dir.parent, capture_output=True, text=True, timeout=scaled(300))
+    return subprocess.run(command, env=env, cwd=run_dir.parent, capture_output=True, text=True, timeout=scaled(LIMIT_S))
 
 
 @pytest.mark.full

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from slowness import LIMIT_S, scaled
 
 pytestmark = pytest.mark.full
 
@@ -41,7 +42,7 @@ with cluster_ddp.distributed() as world:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), "."]
-    subprocess.run(build, cwd=ROOT, check=True, timeout=120)
+    subprocess.run(build, cwd=ROOT, check=True, timeout=scaled(LIMIT_S))
     (path,) = folder.glob("*.whl")
     return path
 
@@ -55,7 +56,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     site = Path(sysconfig.get_path("purelib", scheme="posix_prefix", vars=bases))
     python = folder / "bin" / "python"
     install = [*PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(install, check=True, timeout=120)
+    subprocess.run(install, check=True, timeout=scaled(LIMIT_S))
     (installed,) = Distribution.discover(name="cluster-ddp", path=[str(site)])
     for one in needed(installed.requires or []):
         link(one, site)
@@ -101,7 +102,9 @@ def run(command: Sequence[str | Path], folder: Path, *, ranks: int = 1) -> str:
 
     def one(place: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         words = [str(word) for word in command]
-        return subprocess.run(words, cwd=folder, env={**clean, **place}, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            words, cwd=folder, env={**clean, **place}, capture_output=True, text=True, timeout=scaled(LIMIT_S)
+        )
 
     with ThreadPoolExecutor() as pool:
         ends = list(pool.map(one, places))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from cluster import ROOT, sandbox_name
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 
 @pytest.mark.full
@@ -28,7 +28,7 @@ def test_a_few_random_faults_cost_nothing(machine: None) -> None:
         sandbox_name("chaos"),
     )
     command, env = (sys.executable, "-m", "chaos", *options), {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(1200))
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["violation"] is None and summary["faults"] >= 3

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from chaos import disk, faults
 from cluster import Cluster, sandbox_name, skip_without_slurm
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 
 from cluster_ddp.errors import ClusterDDPError, SandboxError
 from cluster_ddp.sandbox import cluster, network, prerequisites, slurm_download
@@ -59,10 +59,14 @@ def _nothing_is_left(slurm: Cluster) -> Iterator[None]:
 
 def door(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cluster_ddp.sandbox", *arguments], capture_output=True, text=True, timeout=scaled(300)
+        [sys.executable, "-m", "cluster_ddp.sandbox", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=scaled(LIMIT_S),
     )
 
 
+@pytest.mark.full
 def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
     done = door("up", "--name", NAME, "--nodes", "2", "--gpus-per-node", "0")
     cluster.keep(NAME)  # from here on it ends with these tests
@@ -122,7 +126,7 @@ def test_a_node_that_is_cut_is_given_up_and_takes_a_step_when_it_is_back(slurm: 
     with subprocess.Popen(argv, env=slurm.env, stderr=subprocess.PIPE, text=True) as job:
         wait_until(lambda: sleeps() or job.poll() is not None)
         faults.cut_node(slurm.layout, "node2")
-        _, said = job.communicate(timeout=scaled(120))
+        _, said = job.communicate(timeout=scaled(LIMIT_S))
     assert (job.returncode != 0, "node failure" in said.lower(), sleeps()) == (True, True, False), said
     done = slurm.run("srun", "--nodelist=node2,node3", "hostname")
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["node2", "node3"]), done.stderr
@@ -238,7 +242,7 @@ def test_ctrl_c_is_the_commands_own(slurm: Cluster) -> None:
     with subprocess.Popen(argv, **streams, text=True, start_new_session=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         os.killpg(process.pid, signal.SIGINT)
-        said, complaint = process.communicate(timeout=scaled(60))
+        said, complaint = process.communicate(timeout=scaled(LIMIT_S))
     assert (process.returncode, said, complaint) == (9, "interrupted\n", "")
 
 

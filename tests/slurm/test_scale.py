@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT, Cluster, sandbox_name
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.slurm.port import candidates
@@ -56,7 +56,7 @@ def test_two_hundred_ranks_meet_with_dead_name_servers(machine: None) -> None:
     """How long they take is the benchmark's business."""
     script = ROOT / "benchmarks" / "rendezvous_scale.py"
     options = ("--ranks", "200", "--rounds", "1", "--name-servers", "dead", "--alone")
-    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=scaled(600))
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert done.returncode == 0, done.stderr
     (figure,) = json.loads(done.stdout)["figures"]
     assert figure["what"] == "200 ranks meet, name servers dead"

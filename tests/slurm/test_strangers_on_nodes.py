@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT, Cluster, Place, output
-from slowness import stays
+from slowness import LIMIT_S, scaled, stays
 
 from cluster_ddp.slurm import commands
 from cluster_ddp.submission.spec import JobSpec
@@ -76,7 +76,7 @@ def test_a_stranger_does_not_get_in(slurm: Cluster, tmp_path: Path, rank: str, w
     stays(lambda: stranger.poll() is None, 5)
     (tmp_path / "go").touch()
     assert "The sum of all ranks is 1." in job.succeed()
-    said, _ = stranger.communicate(timeout=120)
+    said, _ = stranger.communicate(timeout=scaled(LIMIT_S))
     assert "IN" not in said.splitlines()
     assert ("1 of 2 ranks arrived", "rank 1 did not find rank 0")[int(rank)] in said
 

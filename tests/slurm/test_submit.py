@@ -15,7 +15,7 @@ import pytest
 import real_apptainer
 from chaos import faults
 from cluster import ROOT, SUBMIT, Cluster, Place, differing, output, records
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 from stand_ins import HOSTILE
 
 import cluster_ddp
@@ -216,7 +216,7 @@ def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
         if "RUNNING" in line:
             break
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=scaled(120))
+    _, said = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 130
     job_id, cancel = re.search(r"job (\d+) continues\.\nTo follow it: .*\nTo end it: cluster-ddp (.*)", said).groups()
     (status,) = job_status.job_statuses(job_id, env=place.slurm.env)
@@ -293,7 +293,7 @@ def test_a_function_gets_the_world(cluster_env: Path) -> None:
 
     spec = JobSpec(name="f", nodes=2, gpus_per_node=1, grid={"seed": ("5", "it's")})
     jobs = cluster_ddp.submit_array(spec, train, check=False)
-    assert [job.result(timeout_s=scaled(600)) for job in jobs] == [(1.0, "5", 2), (1.0, "it's", 2)]
+    assert [job.result(timeout_s=scaled(LIMIT_S)) for job in jobs] == [(1.0, "5", 2), (1.0, "it's", 2)]
     assert jobs[0].results() == [(1.0, "5", 2)] * 2
     assert jobs[1].state() == "COMPLETED"
     assert jobs[1].run_dir == (cluster_env / "runs" / f"f-{jobs[1].id}").resolve()
@@ -303,7 +303,7 @@ def test_a_job_can_be_cancelled(cluster_env: Path) -> None:
     job = cluster_ddp.submit(JobSpec(name="f"), ["bash", "-c", "echo started; sleep 86400"], check=False)
     wait_until(lambda: "started" in job.logs())
     job.cancel()
-    assert job.wait(timeout_s=scaled(300)).state == "CANCELLED"
+    assert job.wait(timeout_s=scaled(LIMIT_S)).state == "CANCELLED"
     with pytest.raises(cluster_ddp.errors.JobError, match="it ended as CANCELLED"):
         job.result()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import SUBMIT, Cluster, Place
-from slowness import wait_until
+from slowness import LIMIT_S, scaled, wait_until
 
 import cluster_ddp
 from cluster_ddp.errors import SlurmError
@@ -26,7 +26,7 @@ def test_a_signal_while_an_array_is_submitted(slurm: Cluster, tmp_path: Path, na
     wait_until(lambda: process.poll() is not None or list(tmp_path.glob("runs/*_5")), pause_s=0.001)
     assert process.poll() is None
     process.send_signal(signal.Signals[name])
-    assert process.wait(timeout=120) != 0
+    assert process.wait(timeout=scaled(LIMIT_S)) != 0
     assert commands.run(["squeue", "--noheader", f"--name=broken{name}"], env=slurm.env) == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -44,7 +44,9 @@ def test_a_signal_while_sbatch_answers_and_the_job_runs(
     (tmp_path / "here").mkdir()
     command = ("bash", "-c", f"touch {tmp_path}/starts; exec sleep 600")
     env = {**slurm.env, "PATH": f"{tmp_path}/bin:{slurm.env['PATH']}"}
-    done = subprocess.run([*SUBMIT, "--no-check", "--", *command], cwd=tmp_path / "here", env=env, timeout=300)
+    done = subprocess.run(
+        [*SUBMIT, "--no-check", "--", *command], cwd=tmp_path / "here", env=env, timeout=scaled(LIMIT_S)
+    )
     assert done.returncode == -signal.SIGTERM
     (status,) = job_status.job_statuses((tmp_path / "id").read_text().strip(), env=slurm.env)
     assert status.state == "CANCELLED"
@@ -63,7 +65,7 @@ def test_a_submission_that_is_killed_once_sbatch_has_answered(
     (tmp_path / "bin" / "sbatch").chmod(0o755)
     env = {**slurm.env, "PATH": f"{tmp_path}/bin:{slurm.env['PATH']}"}
     words = [*SUBMIT, "--no-check", "--name", "fit", *array, "--", "echo", "hello"]
-    assert subprocess.run(words, cwd=tmp_path, env=env, timeout=300).returncode == -signal.SIGKILL
+    assert subprocess.run(words, cwd=tmp_path, env=env, timeout=scaled(LIMIT_S)).returncode == -signal.SIGKILL
     job = (tmp_path / "id").read_text().strip()
     labels = [f"{job}_{task}" for task in (4, 5)] if array else [job]
     for label in labels:

@@ -70,7 +70,7 @@ def run(job: SlurmJob | LocalJob) -> int:
         command_program.check_script(asked.command, Path.cwd(), hint)
     if isinstance(job, SlurmJob) and (remark := gpu_remark(job.size, asked)):
         job_log.say(remark)
-    if isinstance(job, SlurmJob) and job.folder is not None and not _is_output_in(job.folder):
+    if job.folder is not None and not _is_output_in(job.folder):
         logs = job.folder / File.TASK_LOG.format("*")
         job_log.say(f"The ranks write to {logs}; to read that: cluster-ddp logs {shlex.quote(str(job.folder))}")
     return job.run()

@@ -53,6 +53,8 @@ class TaskReports:
         self._lost: dict[int, str] = {}  # number of a task whose agent is gone -> its host
         self._over_at, self._resumed_at = _NEVER, -_NEVER
         self._is_closed = False
+        self.is_step_ending = False
+        """Whether the agent of a task has got TERM: Slurm ends the step there, and kills what is left."""
 
     @property
     def all_have_begun(self) -> bool:
@@ -177,6 +179,7 @@ class TaskReports:
         with self._lock:
             if message["kind"] == "idle":
                 self._idle[int(message["task"])] = message["status"]
+                self.is_step_ending |= message["got_term"]
             elif self._is_closed:
                 pass
             elif message["kind"] == "hello":

@@ -162,8 +162,10 @@ class Tasks:
 
     @property
     def can_start_again(self) -> bool:
-        """Whether all agents of the step wait for another start."""
-        return self._supervisor.is_running and self._reports.are_idle and not self._reports.gone_from
+        """Whether all agents of the step wait for another start, and Slurm lets them."""
+        reports = self._reports
+        waits = self._supervisor.is_running and reports.are_idle and not reports.gone_from
+        return waits and not reports.is_step_ending
 
     def end(self) -> None:
         """End the step, if it still runs: the job is over, or its next start is on other nodes."""

@@ -67,6 +67,8 @@ class Supervisor:
         self._suspensions, self._is_ending = processes.Suspensions(), False
         self.has_killed = False
         """Whether a command had to be killed: what it has started may still run."""
+        self.has_got_term = False
+        """Whether this process has got TERM, which is passed on."""
         self.count_oom_kills()
         # Whom nohup has started, a terminal that closes does not end, and none of its commands.
         deaf = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else []
@@ -139,6 +141,7 @@ class Supervisor:
         if number == signal.SIGTERM and self._on_term is not None:
             self._on_term()
             return
+        self.has_got_term |= number == signal.SIGTERM
         # Of an agent around it, Slurm has told that one, which has waited.
         is_first = "SLURM_PROCID" in os.environ and Env.NOTES not in os.environ
         self._pending.add(self._running, number, wait_s=_PASS_ON_S if is_first else 0.0)

@@ -64,6 +64,7 @@ class Task:
         self._orders: Orders | None = None
         self._check: GroupCheck | None = None
         self._may_be_left = True  # ranks of an earlier start, here
+        self._got_term = False  # Slurm ends the step here: KILL follows
         self._warm = Warm(options if options.stays else options._replace(cold=True))
 
     def keep(self) -> int:
@@ -91,7 +92,8 @@ class Task:
         while is_to_start:
             status = self._start()
             self._may_be_left = not processes.kill_all_below(but=self._warm.pid)
-            self._client.say("idle", task=self._env["SLURM_PROCID"], status=status)
+            got_term = self._got_term or signal.SIGTERM in signal.sigpending()
+            self._client.say("idle", task=self._env["SLURM_PROCID"], status=status, got_term=got_term)
             is_to_start = self._is_to_start_again()
         self._warm.end()
         return status
@@ -146,6 +148,7 @@ class Task:
         if supervisor.is_running:  # the job ends this start
             supervisor.kill()
             status = outcome.KILL
+        self._got_term |= supervisor.has_got_term
         return status
 
     def _tell(self, end: End) -> None:
@@ -185,7 +188,9 @@ class Task:
         held = [signal.SIGTERM]  # any other waits for the ranks
         supervisor = Supervisor(notes, lambda end: self._tell(end) if end.status else None, held=held)
         supervisor.start(rank, python_module.doctor(self._options.command), env)
-        return supervisor.keep()
+        status = supervisor.keep()
+        self._got_term |= supervisor.has_got_term
+        return status
 
 
 def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tuple[int, str]:

@@ -193,7 +193,7 @@ def _close_all_but(descriptor: int) -> None:
 
 def _result(pid: int, descriptor: int, deadline: float) -> Result:
     text, is_late = b"", True
-    with open(descriptor, "rb") as pipe, selectors.DefaultSelector() as selector:  # of any number of open files
+    with open(descriptor, "rb") as pipe, selectors.PollSelector() as selector:  # it needs no open file of its own
         selector.register(pipe, selectors.EVENT_READ)
         while is_late and selector.select(max(0.0, deadline - time.monotonic())):
             more = os.read(descriptor, 65536)

@@ -21,10 +21,14 @@ from cluster_ddp.protocol import File
 from cluster_ddp.run_files import is_count, json_lines, number
 from cluster_ddp.slurm.job_status import FINAL_STATES, elapsed_s
 
-KINDS = ("starts", "steps", "spares", "saves")
-"""What GPU hours are lost to. starts: from Slurm's start of a job, or the end of the ranks before, until the training
-began: imports, rendezvous, loading. steps: after the newest checkpoint of a start that failed. spares: nodes that
-waited. saves: they held up the steps."""
+# Where GPU hours are lost: from Slurm's start of a job, or the end of the ranks before, until the training began
+# (imports, rendezvous, loading); after the newest checkpoint of a start that failed; on spare nodes; in saves.
+_CAUSES = {
+    "starts": "before the training began",
+    "steps": "in steps after the newest checkpoint",
+    "spares": "by nodes that waited",
+    "saves": "in saves",
+}
 
 _SAMPLES = 16 << 20  # bytes of a node's, of two days
 _NEVER = float("inf")
@@ -80,8 +84,8 @@ class _Allocation:
         return of_all, of_training
 
 
-def read(status: RunStatus, training: Training) -> tuple[float | None, dict[str, float]]:
-    """Return the GPU hours of a run, None if unknown, and what was lost of them by kind, as far as it is known."""
+def read(status: RunStatus, training: Training) -> tuple[float | None, float | None, str]:
+    """Return the GPU hours of a run, what was lost of them, and where most of that, in words. None: unknown."""
     run_dir = status.run_dir or Path()
     found, notes = _allocations(run_dir), json_lines(run_dir / File.STARTS)
     # The records of a chain have the id of its first job.
@@ -95,13 +99,24 @@ def read(status: RunStatus, training: Training) -> tuple[float | None, dict[str,
             found[-1].over = found[-1].since + elapsed_s(status.elapsed)
     _add_ends(found, run_dir, notes)
     if not found or any(one.gpus is None or one.over is None for one in found):
-        return None, {}
-    lost = _lost(found, training, run_dir, notes, is_alive=is_alive) if training.starts else {}
+        return None, None, ""
+    lost: dict[str, float | None] = _lost(found, training, run_dir, notes, is_alive=is_alive) if training.starts else {}
     of_all, of_training = map(sum, zip(*(one.hours(one.since, one.over or 0.0) for one in found)))
     if training.saves_s is not None and of_all:
         lost["saves"] = training.saves_s * of_training / sum((one.over or 0.0) - one.since for one in found)
     lost["spares"] = of_all - of_training
-    return of_all, {kind: hours for kind in KINDS if (hours := lost.get(kind)) is not None}
+    known = {cause: hours for cause, hours in lost.items() if hours is not None}
+    if known.keys() != _CAUSES.keys():
+        return of_all, None, ""
+    most = max(known, key=lambda cause: known[cause])
+    return of_all, sum(known.values()), _CAUSES[most] if known[most] else ""
+
+
+def training_nodes(run_dir: Path) -> dict[usage.StartOf, int]:
+    """Return on how many nodes each start trained, of those that were noted."""
+    notes = [one for one in json_lines(run_dir / File.ALLOCATIONS) if one.get("kind") == "start"]
+    known = {(str(one.get("job")), number(one.get("start"))): one.get("training") for one in notes}
+    return {start: nodes for start, nodes in known.items() if type(nodes) is int}
 
 
 def _allocations(run_dir: Path) -> list[_Allocation]:

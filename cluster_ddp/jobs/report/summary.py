@@ -124,10 +124,10 @@ class Report:
         return f"{spares} of {self.asked['nodes'] + spares} nodes" if spares else ""
 
 
-def report(status: RunStatus, *, metric: re.Pattern[str] | None = None, co2_g_per_kwh: float | None = None) -> Report:
+def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Report:
     """Read the report of a run.
 
-    `metric` finds figures in what rank 0 has printed (see `training_stats.compiled`); `co2_g_per_kwh` is the site's.
+    `metric` finds figures in what rank 0 has printed (see `training_stats.compiled`).
     """
     run_dir = status.run_dir
     if run_dir is None:
@@ -137,7 +137,7 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None, co2_g_pe
         status=status,
         asked=_asked(run_dir),
         failures=run_state.failures(run_dir),
-        cost=cost.of(status, training, nodes, co2_g_per_kwh=co2_g_per_kwh),
+        cost=cost.of(status, training, nodes),
         training=training,
         nodes=nodes,
         printed=training_stats.printed(run_dir, metric) if metric is not None else {},

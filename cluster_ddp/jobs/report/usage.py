@@ -15,6 +15,9 @@ _TAIL_BYTES, _MOST_BYTES = 8 * 1024, 64 * _MIB  # several records; those of days
 _STALE_S = 60.0
 _MOST = 1e18
 
+StartOf = tuple[str, float | None]
+"""A start: the job, and the number of starts before."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuUse:
@@ -66,6 +69,8 @@ class NodeUse:
     """Its name."""
     seconds: float
     """How long it was sampled."""
+    starts: frozenset[StartOf]
+    """The starts in which it was sampled."""
     cpus: int
     """Number of CPUs of the job on it."""
     cpu: float
@@ -142,6 +147,7 @@ def _node(name: str, samples: Sequence[Mapping[str, Any]]) -> NodeUse:
     return NodeUse(
         node=name,
         seconds=sum(seconds for seconds, _ in timed),
+        starts=frozenset((str(sample.get("job")), number(sample.get("restart"))) for sample in samples),
         cpus=max(int(sample["cpus"]) for sample in samples),
         cpu=_mean("cpu", timed) or 0.0,
         memory=_most("memory", timed),

@@ -33,7 +33,6 @@ from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary
 from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
-from cluster_ddp.runtime.profiling.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag
 from cluster_ddp.runtime.world import World
@@ -60,8 +59,6 @@ class Checkpointer:
         on_nan: what NaN or Inf in a module's parameters or an optimizer's state does. "continue": such a state is never
             saved, so the last finite checkpoint stays; that is logged once. "stop": it also ends the job, with a
             NonFiniteError on rank 0. "save": it is saved. Entries that began non-finite do not count.
-        trace: record so many steps with torch.profiler, in trace-rank<k>.json.gz in the run directory, after the first
-            `trace_after` ones; default: as `submit --trace` says.
         parts: everything else with a state, by name: model, optimizer, scheduler … Of a DDP model, the module is saved.
 
     Raises:
@@ -85,8 +82,6 @@ class Checkpointer:
         stop_signals: Sequence[str] = DEFAULT_SIGNALS,
         before_save: Callable[[], object] = lambda: None,
         on_nan: OnNan = "continue",
-        trace: int | None = None,
-        trace_after: int = 2,
         **parts: Stateful,
     ) -> None:
         self.world = world
@@ -102,12 +97,13 @@ class Checkpointer:
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
         self.run_dir.hold()  # on all ranks: rank 0 has made it
+        if not self.steps:
+            restored = [*parts, *(meters or {}), *(["the place in the data"] if self._shards else [])]
+            world.print(f"A resume restores {', '.join(restored)}, random number generators. All else begins anew.")
         self._saver = Saver(self._state, self._folder, self.run_dir, before_save, on_nan)
         if is_own:
             self._saver.saved = self._saver.place
-        path = self.run_dir.path / File.TRACE.format(world.rank)
-        tracing = StepTrace(trace or asked_steps(os.environ), path, world.device, after=trace_after)
-        self._boundary = StepBoundary(self._saver, interval, self._stop_flag, tracing, parts.values())
+        self._boundary = StepBoundary(self._saver, interval, self._stop_flag, parts.values())
 
     @property
     def steps(self) -> int:
@@ -143,7 +139,7 @@ class Checkpointer:
         try:
             while self.epoch < count and not self._is_finished():
                 self._state.set_epoch(self.epoch)
-                self._state.restore_rng()
+                self.run_dir.repeats = self._state.begin_epoch()
                 yield self.epoch
                 if self._is_finished():
                     return
@@ -222,7 +218,8 @@ class Checkpointer:
         """Keep the state as checkpoints/best-<name>.pt if its value is the best in the run directory; return whether.
 
         Call it after the evaluation, on every rank. After an epoch's last batch the state of that moment is kept. It is
-        written in the background, once the save before it is written.
+        written in the background, once the save before it is written. Before an epoch's first batch, where a resume
+        inside the epoch runs the code again, that second call keeps nothing. Between batches, call it after `step`.
 
         Args:
             name: of the value, such as "accuracy": letters, digits, "_" and "-".
@@ -235,14 +232,17 @@ class Checkpointer:
         if mode not in ("max", "min") or not re.fullmatch(r"[\w-]+", name, re.ASCII):
             asked = f"Keeping the best {name!r} by mode={mode!r}:"
             raise SpecError(asked, "that is no mode, or no name of a file.", 'best("accuracy", value, mode="max")')
-        self._boundary.keeps_best = True
+        self._boundary.before_best(name)
+        if self.run_dir.repeats:  # with other weights than then
+            return False
         return self._saver.save_best(name, float(value), is_max=mode == "max", of_copy=self._boundary.has_trained)
 
     def stop_if_asked(self) -> None:
         """Stop if the job is told to. Call it now and then in a long evaluation, equally often on every rank.
 
         If it stops after the epoch's last batch, all code after that batch runs again on resume. Between two batches,
-        call it after `step`: the state of that moment is saved, and the evaluation does not run again.
+        call it after `step`: the state of that moment is saved, and the evaluation does not run again. Between a batch
+        and its `step` it does nothing, and `step` stops.
 
         Raises:
             Stopped, CheckpointError, RunDirError: as `step`.

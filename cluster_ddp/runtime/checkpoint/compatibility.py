@@ -17,7 +17,7 @@ _MISSING = object()
 
 # Required content of a checkpoint, with types.
 _FORM: Mapping[str, Any] = {
-    "saved_by": {"job": object, "array_task": (int, NoneType), "world_size": int},
+    "saved_by": {"job": object, "array_task": (int, NoneType), "world_size": int, "run": str},
     "identity": {},
     "position": {"steps": int, "epoch": int},
     "shards": list,
@@ -29,8 +29,10 @@ _FORM: Mapping[str, Any] = {
 }
 _NUMBER = (int, NoneType)  # None of a stream
 _SHARD: Mapping[str, Any] = {"size": _NUMBER, "seed": _NUMBER, "global_batch": int, "step": int, "seen": int}
+_RNG: Mapping[str, Any] = {"torch": torch.Tensor, "python": tuple, "numpy": tuple}
 _RANK: Mapping[str, Any] = {
-    "rng": {"torch": torch.Tensor, "python": tuple, "numpy": tuple},
+    "rng": _RNG,
+    "epoch_rng": _RNG,
     "buffers": {},
     "meters": {},
 }
@@ -136,7 +138,8 @@ def _other_parameters(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str
             more = [one for one in theirs[name] if one not in ours[name]]
             fewer = [one for one in ours[name] if one not in theirs[name]]
             words = f"its {name} also has {first_of(more)}" if more else f"its {name} lacks {first_of(fewer)}"
-            return f"{words}: give all parameter groups to the optimizer before you make the Checkpointer"
+            cure = "give the optimizer all its parameters before you make the Checkpointer, with lr=0 until they train"
+            return f"{words}: {cure}"
     return None
 
 

@@ -58,10 +58,11 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
         raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
     metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
     saved_by = saved["saved_by"] if is_own else {}
+    is_finished = is_own and bool(saved["position"].get("finished"))  # another run's end is a beginning
     shards = SavedPieces(path, saved)
     del saved  # frees its memory
     state.load(functools.partial(read, path), shards)
-    state.is_finished &= is_own  # another run's end is a beginning
+    state.is_finished = is_finished
     if is_own:
         with run_dir.written():
             run_dir.continue_metrics(metrics_bytes)
@@ -174,7 +175,7 @@ def put_aside(refused: Mapping[Path, DamagedError], instead: tuple[Path, str] | 
 
 
 def _key(record: Mapping[str, Any]) -> str | None:
-    """The key of the run that has saved a checkpoint, or has started; None of an earlier version."""
+    """The key of the run that has saved a checkpoint, or has started; None if nothing says it."""
     key = record.get("run")
     return key if isinstance(key, str) else None
 

@@ -13,7 +13,7 @@ import torch
 from cluster_ddp._version import __version__
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
-from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
+from cluster_ddp.runtime.checkpoint.exactness import optimizer_state, state_digest
 from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
 from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
@@ -60,27 +60,33 @@ class TrainingState:
         self.steps = self.epoch = 0
         self.is_finished = False
         """Whether the training has ended before all its epochs or steps, and is not to be continued."""
+        self.left_at: list[int] | None = None
+        """The step in its epoch of each shard where the loop of the epoch before was left; None at its last batch."""
         self.run_key = ""
         """On rank 0: the key of this run, which each of its checkpoints has."""
         self._identity, self._meters = dict(identity), dict(meters)
-        self._parts = {name: unwrapped(part) for name, part in parts.items()}
-        self._optimizers = {name: part for name, part in self._parts.items() if isinstance(part, torch.optim.Optimizer)}
+        self.parts = {name: unwrapped(part) for name, part in parts.items()}
+        """Its parts, of a DDP model the module."""
+        self._optimizers = {name: part for name, part in self.parts.items() if isinstance(part, torch.optim.Optimizer)}
         for name, optimizer in self._optimizers.items():
             optimizer_state.check(name, optimizer)
         self._made_with = {
             name: compatibility.settings(part.state_dict())
-            for name, part in self._parts.items()
+            for name, part in self.parts.items()
             if isinstance(part, _WITH_SETTINGS)
         }
         self._rng: Callable[[], object] | None = None  # loads that of random numbers
+        self._epoch_rng = rng.capture(world.devices)  # those at the epoch's beginning
+        self._reload: Callable[[], object] = lambda: None  # loads once more what the training was resumed from
+        self._is_inside = False  # a resume began inside this epoch, and no batch was read since
         self.host_copy = HostCopy(world.device, whole=world.is_main)
-        self.sharded = resharding.check(world, self._parts, self._states())  # fail now if something can't be saved
+        self.sharded = resharding.check(world, self.parts, self._states())  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
         self.unsaved = Unsaved(parts, meters.values(), self.shards)
-        self._differences = RankDifferences(world, self._parts)
+        self._differences = RankDifferences(world, self.parts)
         if self._is_copied_here:
             world.synchronize()
-            self._finite = FiniteState(self._parts)
+            self._finite = FiniteState(self.parts)
 
     @property
     def is_sharded(self) -> bool:
@@ -93,9 +99,39 @@ class TrainingState:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the current epoch, from 0, which shuffles the data."""
+        self._is_inside &= epoch == self.epoch
         self.epoch = epoch
         for shard in self.shards:
             shard.set_epoch(epoch)
+
+    def begin_epoch(self) -> bool:
+        """Call it before the script's code of an epoch: on resume, too, it has the epoch's first random numbers.
+
+        Returns whether a resume began inside the epoch, so that the code before its first batch runs again.
+        """
+        if self._is_inside:
+            rng.restore(self._epoch_rng, self.world.devices)
+            self._digests = self._own_digests()  # before the script's code
+        else:
+            self.restore_rng()
+            self._epoch_rng = rng.capture(self.world.devices)
+        return self._is_inside
+
+    def begin_pass(self) -> None:
+        """Call it before a pass. If a resume began inside the epoch, undo what the script's code of it has done again.
+
+        That is the code between the loops over epochs and batches, such as a scheduler's step: the checkpoint has its
+        effects. A collective.
+        """
+        if self._is_inside:
+            if any(self.world.gather(self._own_digests() != self._digests)):
+                self._reload()
+            self._is_inside = False
+            self.restore_rng()
+
+    def _own_digests(self) -> dict[str, str]:
+        meters = {f"meters.{name}": state for name, state in self._of_meters().items()}
+        return state_digest.of_rank(self.world, {**self._states(), **meters})
 
     def reserve(self) -> None:
         """Allocate the memory for copies of the current state, so that no save has to."""
@@ -110,6 +146,7 @@ class TrainingState:
         buffers, differing = self._differences.unlike_main()
         mine: dict[str, Any] = {
             "rng": rng.capture(self.world.devices),
+            "epoch_rng": self._epoch_rng,
             "buffers": buffers,
             "meters": self._of_meters(),
             "shards": [shard.place_of_rank() for shard in self.shards],
@@ -169,7 +206,7 @@ class TrainingState:
         rank, world_size = self.world.rank, self.world.world_size
         same_size = len(ranks) == world_size
         own_names = self._parameter_names()
-        for name, part in self._parts.items():
+        for name, part in self.parts.items():
             own_buffers = ranks[rank]["buffers"].get(name, {}) if same_size else {}
             content, devices = read()["parts"][name], saved["devices"].get(name, {})
             if names := own_names.get(name):
@@ -181,18 +218,22 @@ class TrainingState:
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
         self._made_with = made_with or self._made_with
         self.steps, self.epoch = position["steps"], position["epoch"]
-        self.is_finished = bool(position.get("finished"))
+        self.left_at = position.get("left_at")
         for i, (shard, place) in enumerate(zip(self.shards, places, strict=True)):
             shard.resume_at(self.epoch, place, [one["shards"][i] if "shards" in one else None for one in ranks])
         self._rng = functools.partial(rng.derive, [one["rng"] for one in ranks], rank)
         if same_size:
             self._rng = functools.partial(rng.restore, ranks[rank]["rng"], self.world.devices)
+            self._epoch_rng = ranks[rank]["epoch_rng"]
+        self._is_inside = any(shard.seen for shard in self.shards)
+        self._reload = functools.partial(self.load, read, saved_pieces)
 
     def restore_rng(self) -> None:
         """Set this rank's random number generators to the loaded state, once after each load."""
         if self._rng is not None:
             self._rng()
             self._rng = None
+            self._reload = lambda: None  # it keeps a checkpoint open
 
     def place_in_words(self) -> str:
         """Return the place in the training, as "step 30, epoch 2, 20 of its 40 samples seen"."""
@@ -208,7 +249,7 @@ class TrainingState:
         return compatibility.differences(saved, self._frame())
 
     def _states(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts.items()}
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def _tell_of_casts(self, name: str, saved: Mapping[str, torch.dtype], loaded: Mapping[str, torch.dtype]) -> None:
         """Say that a part, which has a load_state_dict of its own, has cast its state."""
@@ -219,7 +260,7 @@ class TrainingState:
 
     def _parameter_names(self) -> dict[str, list[str] | None]:
         """Of each optimizer; None if they are unknown."""
-        return {name: optimizer_state.names(one, self._parts) for name, one in self._optimizers.items()}
+        return {name: optimizer_state.names(one, self.parts) for name, one in self._optimizers.items()}
 
     def _of_meters(self) -> dict[str, Any]:
         return {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()}
@@ -238,7 +279,12 @@ class TrainingState:
                 "time": time.time(),
             },
             "identity": self._identity,
-            "position": {"steps": self.steps, "epoch": self.epoch, "finished": self.is_finished},
+            "position": {
+                "steps": self.steps,
+                "epoch": self.epoch,
+                "finished": self.is_finished,
+                "left_at": self.left_at,
+            },
             "shards": self._places(),
             "made_with": self._made_with,
             "parameters": self._parameter_names(),

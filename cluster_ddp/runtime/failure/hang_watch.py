@@ -32,7 +32,7 @@ from cluster_ddp.runtime.failure.hang_answers import (
     run_dir_here,
 )
 from cluster_ddp.runtime.failure.hang_verdict import Answer
-from cluster_ddp.runtime.failure.stacks import StackFile, WorkerStacks
+from cluster_ddp.runtime.failure.stacks import StackFile, StderrStacks, WorkerStacks
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
@@ -83,6 +83,7 @@ class HangWatch:
         self._stuck_s = warning_s + _STUCK_LOOKS * self._every_s
         is_last = topology.rank == topology.world_size - 1  # one on another node than rank 0, if any is
         self._blind_at = time.monotonic() + warning_s if is_last and restart_s < _NEVER else _NEVER
+        self._of_stderr = StderrStacks()  # until there is a folder for a file
         self._file: StackFile | None = None
         self._workers = WorkerStacks()
         self._stopped, self._judging = threading.Event(), threading.Lock()
@@ -112,6 +113,7 @@ class HangWatch:
         self._stopped.set()
         self._thread.join(_ANSWER_S)
         self._workers.close()
+        self._of_stderr.close()
         if self._file is not None and not self._thread.is_alive():
             self._file.close()
             self._file = None
@@ -211,7 +213,7 @@ class HangWatch:
         path = where[0] / File.STACK.format(self._topology.rank)
         with contextlib.suppress(OSError):  # such as on a full disk: no training needs this, and others ask the store
             if self._file is None:
-                self._file = StackFile(path)
+                self._file = StackFile(path, self._of_stderr)
             elif self._file.path != path:
                 self._file.move(path)
             else:

@@ -3,7 +3,7 @@
 A stack is read from live frames, from an exception, or from what faulthandler wrote: of this rank in its file in the
 run directory, also when it is stuck in C, and of its loaders' workers. faulthandler has one watchdog
 (dump_traceback_later) and one handler of fatal signals for a process. The watchdog is armed once there is a run
-directory; the handler is left alone if the script has enabled its own.
+directory; until then the handler writes to stderr. The handler is left alone if the script had enabled its own.
 """
 
 from __future__ import annotations
@@ -151,15 +151,32 @@ def _collective(inner: Iterable[Frame]) -> str:
     return ""
 
 
+class StderrStacks:
+    """Lets a rank that a fatal signal ends write its stacks to stderr, such as one that gloo aborts."""
+
+    def __init__(self) -> None:
+        self._is_ours = not faulthandler.is_enabled()
+        if self._is_ours:
+            faulthandler.enable(2)
+
+    def close(self) -> None:
+        """Leave faulthandler to others."""
+        if self._is_ours:
+            faulthandler.disable()
+            self._is_ours = False
+
+
 class StackFile:
     """The file of one rank: one line of JSON, of a fixed length, that is written again and again; then stacks.
 
-    A former one is emptied. If it can't be made, it is an OSError.
+    A former one is emptied. If it can't be made, it is an OSError. Faults come here, and no more to `of_stderr`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, of_stderr: StderrStacks | None = None) -> None:
         self.path, self.is_wanted = path, False
         self._head, self._end, self._watchdogs = (open_own(path, flags) for flags in _FLAGS)
+        if of_stderr is not None:
+            of_stderr.close()
         self._is_armed, self._handles_faults = False, not faulthandler.is_enabled()
         if self._handles_faults:
             faulthandler.enable(self._end)

@@ -9,6 +9,7 @@ empty_init       a model's constructor without memory for its tensors: records w
 materialize      makes the tensors that were recorded, each rank its shards
 cpu_layers       layers and memory for faster training on CPUs
 cuda_graphs      parts of a step as CUDA graphs
+grad_scaler      torch's GradScaler, which also says when scaled gradients are clipped
 learning_rate    scaling with the number of ranks, and warm-up
 memory_estimate  what weights, gradients and optimizer state take in a GPU, from a model's shapes
 """

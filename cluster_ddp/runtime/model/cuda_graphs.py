@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Final
 
 import torch
 
@@ -37,9 +36,6 @@ class CudaGraphs:
     Raises:
         DeviceError: this rank computes on no GPU.
     """
-
-    steps_to_capture: Final = _WARM_UPS + 2
-    """Number of steps after which the graphs are replayed, if all batches are full."""
 
     def __init__(self, world: World) -> None:
         device = world.device

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.errors import SpecError, check_options
@@ -15,9 +17,10 @@ from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 
 T = TypeVar("T")
+log = logging.getLogger("cluster_ddp")
 
 _NEVER = 2**31 - 1
-_UNCHANGING = (type(None), int, float, str, torch.dtype, torch.distributed.ProcessGroup, weakref.ref, Collectives)
+_UNCHANGING = (type(None), int, float, str, torch.dtype, dist.ProcessGroup, weakref.ref, Collectives)
 _HINT = "leave it out; for a model on several devices: world.wrap(model, place=False)"
 _CHOSEN = dict.fromkeys(("module", "device_ids", "output_device"), ("world.wrap chooses it.", _HINT))
 
@@ -112,9 +115,66 @@ def accumulate(model: torch.nn.Module, batch: BatchIterator | int, *, every: int
         if set_sync is not None:
             set_sync(is_last)
             stack.callback(set_sync, True)
-        elif not is_last:
-            stack.enter_context(model.no_sync())  # type: ignore[operator]
+        else:
+            stack.enter_context(_sum_of(model).adding(_update(batch, every), is_last=is_last))
+            if not is_last:
+                stack.enter_context(model.no_sync())  # type: ignore[operator]
         yield is_last
+
+
+class _SumOfBatches:
+    """Says once if zero_grad is called within an update of a DDP model. (It harms none of FSDP2: the sum is elsewhere.)
+
+    It looks at one gradient before each backward pass. That waits for a GPU only if the gradient was changed in place.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameter = min((one for one in model.parameters() if one.requires_grad), key=torch.Tensor.numel)
+        self._parameter.register_hook(self._before_pass)
+        self._update, self._is_adding, self._has_told = -1, False, dist.get_rank() != 0
+        self._sum: tuple[torch.Tensor, int, torch.Tensor] | None = None  # the gradient, its version, and a copy of it
+
+    @contextmanager
+    def adding(self, update: int, *, is_last: bool) -> Iterator[None]:
+        """Add the gradients of a batch of this update in the body."""
+        if update != self._update:
+            self._update, self._sum = update, None
+        self._is_adding = True
+        try:
+            yield
+        finally:
+            self._is_adding = False
+        gradient = self._parameter.grad
+        self._sum = None if is_last or gradient is None else (gradient, gradient._version, gradient.clone())
+
+    def _before_pass(self, _: torch.Tensor) -> None:
+        if self._sum is None or not self._is_adding or self._has_told:
+            return
+        (before, version, copy), self._sum = self._sum, None
+        gradient = self._parameter.grad
+        if gradient is before and before._version == version:
+            return
+        if gradient is None or (not gradient.any() and copy.any()):
+            self._has_told = True
+            asked = f"Accumulating gradients in update {self._update + 1} of the epoch:"
+            found = "zero_grad was called within the update: the gradients of its batches before are lost."
+            hint = "call it only after the optimizer's step: `if is_last: optimizer.step(); optimizer.zero_grad()`"
+            log.error("%s\nTraining continues.", SpecError(asked, found, hint))
+
+
+_sums: weakref.WeakKeyDictionary[torch.nn.Module, _SumOfBatches] = weakref.WeakKeyDictionary()
+
+
+def _sum_of(model: torch.nn.Module) -> _SumOfBatches:
+    if model not in _sums:
+        _sums[model] = _SumOfBatches(model)
+    return _sums[model]
+
+
+def _update(batch: BatchIterator | int, every: int | None) -> int:
+    """The number of a batch's update in its epoch, from 0."""
+    number = batch if isinstance(batch, int) else batch.step
+    return number if every is None else number // every
 
 
 def _is_last(batch: BatchIterator | int, every: int | None) -> bool:

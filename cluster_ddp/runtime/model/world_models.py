@@ -15,6 +15,7 @@ from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.model import ddp, empty_init, model_wrapping
 from cluster_ddp.runtime.model.dtensor_pieces import content, full
+from cluster_ddp.runtime.model.grad_scaler import GradScaler, tell_of_clipping
 from cluster_ddp.runtime.model.model_wrapping import Blocks, Sharded, Strategy
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ class Models(Collectives):
         Raises:
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
+        if self.is_main:
+            tell_of_clipping()
         given = [one for one in model.parameters() if one.grad is not None]
         norm = full(torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type))
         self.synchronize()
@@ -222,7 +225,7 @@ class Models(Collectives):
 
     def grad_scaler(self, dtype: torch.dtype) -> torch.amp.GradScaler:
         """Return a GradScaler, enabled for torch.float16 only. Name it in `Checkpointer`, too: it has a state."""
-        return torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        return GradScaler(self.device.type, enabled=dtype == torch.float16)
 
 
 def _other_on_some_ranks(differing: list[str], parameters: set[str]) -> str:

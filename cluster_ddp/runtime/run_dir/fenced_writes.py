@@ -15,6 +15,7 @@ import logging
 import os
 import shlex
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ class _Held(NamedTuple):
 
 
 _held: _Held | None = None  # the run directory of this process
+_holding = threading.RLock()  # several threads write
 
 
 def hold(path: Path) -> None:
@@ -51,10 +53,11 @@ def hold(path: Path) -> None:
         OSError: it can't be opened.
     """
     global _held
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    if _held is not None:
-        os.close(_held.descriptor)
-    _held = _Held(path, descriptor, os.fstat(descriptor))
+    with _holding:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if _held is not None:
+            os.close(_held.descriptor)
+        _held = _Held(path, descriptor, os.fstat(descriptor))
 
 
 def check() -> None:
@@ -65,8 +68,9 @@ def check() -> None:
         OSError: the run directory can't be read.
     """
     fence.refuse_older(os.environ)
-    if _held is not None:
-        _refuse_other(_held.path, _held)
+    with _holding:
+        if _held is not None:
+            _refuse_other(_held.path, _held)
 
 
 def _refuse_other(path: Path, held: _Held) -> None:

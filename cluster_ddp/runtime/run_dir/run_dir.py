@@ -65,6 +65,8 @@ class RunDir:
         self.path, self.world = Path(path or default_run_dir(name, world)), world
         self.steps: int | None = None
         """Number of steps since the beginning of the training, which a `Checkpointer` counts."""
+        self.repeats = False
+        """Whether the script's code is run a second time by a resume: its records are there already."""
         self.seen_s: float | None = None
         """On rank 0: when the start before was last seen alive, in seconds of UNIX time; None if that is unknown."""
         self._of_first_record = dict(zip(OF_FIRST_RECORD, (RECORDS_VERSION, world.topology.restart_count)))
@@ -158,7 +160,7 @@ class RunDir:
         if taken := {"kind", "time", *own} & values.keys():
             name = taken.pop()
             raise SpecError(f"Logging {name!r}:", "each record has one already.", f"another name: {kind}_{name}")
-        if self.world.is_main:
+        if self.world.is_main and not self.repeats:
             more = self._of_first_record if self.steps is None else {GLOBAL_STEP: self.steps}
             self._of_first_record = {}
             record = {"kind": kind, "time": round(time.time(), 3), **more, **values}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cluster_ddp.agent.command_program import program_words, target
-from cluster_ddp.agent.launch_options import RESTARTS_BEFORE
 from cluster_ddp.argument_parser import (
     ASKED,
     Parser,
@@ -118,7 +117,7 @@ def _add_submission(how: Any) -> None:
         ("show-template", "print our template of the batch script, to extend it with --template"),
     ):
         how.add_argument(f"--{flag}", action="store_true", help=text)
-    for habit in ("--ntasks", "--ntasks-per-node", *RESTARTS_BEFORE):
+    for habit in ("--ntasks", "--ntasks-per-node"):
         how.add_argument(habit, type=int, help=argparse.SUPPRESS)
 
 

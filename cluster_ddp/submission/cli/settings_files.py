@@ -126,10 +126,8 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, dict[st
             found = f"the table [{name}] has the name of a key, and a profile needs another name."
             raise error(str(path), found, f"rename [{name}]")
     top = {key: settings_keys.value_of(str(path), key, raw) for key, raw in table.items() if key not in profiles}
-    return settings_keys.renamed(top), {
-        name: settings_keys.renamed(
-            {key: settings_keys.value_of(f"{path} [{name}]", key, raw) for key, raw in profile.items()}
-        )
+    return top, {
+        name: {key: settings_keys.value_of(f"{path} [{name}]", key, raw) for key, raw in profile.items()}
         for name, profile in profiles.items()
     }
 

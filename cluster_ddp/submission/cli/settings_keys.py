@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster_ddp.errors import ProfileError, SpecError, nearest
-from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
+from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.spec_rules import node_counts
 
-# Keys beside JobSpec's fields: how a job is submitted, whether nodes may submit jobs, what a kWh makes of CO2.
-SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple, "nodes_submit": bool, "co2_g_per_kwh": float}
+# Keys beside JobSpec's fields: how a job is submitted, whether nodes may submit jobs.
+SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple, "nodes_submit": bool}
 
 NO_SETTINGS = ("command", "description", "grid")
 """Fields that belong to one job."""
@@ -41,16 +41,11 @@ def error(origin: str, found: str, hint: str) -> ProfileError:
     return ProfileError(f"Reading the settings in {origin}:", found, hint)
 
 
-def legal_keys() -> tuple[str, ...]:
-    """Return all legal keys, without earlier names."""
-    return tuple(key for key in kinds() if key not in RESTARTS_BEFORE)
-
-
 def defaults() -> dict[str, Any]:
     """Return what each key is without a setting."""
     known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(JobSpec)}
-    known |= {"name": "from the command", "runs_dir": "runs", "accept": (), "nodes_submit": True, "co2_g_per_kwh": None}
-    return {key: known[key] for key in legal_keys()}
+    known |= {"name": "from the command", "runs_dir": "runs", "accept": (), "nodes_submit": True}
+    return {key: known[key] for key in kinds()}
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,21 +54,14 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in values.items() if key not in SUBMISSION_KEYS}, **counts}
 
 
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with their present names."""
-    restarts = [values[name] for name in ("restarts", *RESTARTS_BEFORE) if name in values]
-    kept = {key: value for key, value in values.items() if key not in RESTARTS_BEFORE}
-    return {**kept, "restarts": max(restarts)} if restarts else kept
-
-
 @functools.cache
 def kinds() -> dict[str, type]:
-    """The type of each legal key's value: bool, int, float, str or tuple."""
+    """The type of each legal key's value: bool, int, str or tuple."""
     types = {field.name: str(field.type) for field in dataclasses.fields(JobSpec) if field.name not in _NOT_KEYS}
     of_job = {
         name: next((kind for kind in _LEGAL if hint.startswith(kind.__name__)), str) for name, hint in types.items()
     }
-    return {**of_job, **SUBMISSION_KEYS, **dict.fromkeys(RESTARTS_BEFORE, int)}
+    return {**of_job, **SUBMISSION_KEYS}
 
 
 def value_of(origin: str, key: str, raw: Any) -> Any:
@@ -82,8 +70,7 @@ def value_of(origin: str, key: str, raw: Any) -> Any:
         raise error(origin, f"{key!r} is a table in a profile; profiles hold keys only.", f"write [{key}] on its own")
     if key not in kinds():
         raise _unknown_key(origin, key)
-    kind = kinds()[key]
-    value = _co2(origin, raw) if kind is float else raw
+    kind, value = kinds()[key], raw
     if key == "time" and type(raw) is int:
         value = str(raw)
     elif key == "nodes" and isinstance(raw, str):
@@ -104,14 +91,6 @@ def value_of(origin: str, key: str, raw: Any) -> Any:
     return value
 
 
-def _co2(origin: str, raw: Any) -> float:
-    """Grams of CO2 for a kWh. Reports use it, which know no profile."""
-    if origin.endswith("]") or type(raw) not in (int, float) or not 0 <= raw <= 10_000:
-        found = f"co2_g_per_kwh must be a number of 0 to 10000, outside of profiles. It is {raw!r}."
-        raise error(origin, found, "write co2_g_per_kwh = 230 above the first [NAME]")
-    return float(raw)
-
-
 def _line(key: str, raw: Any) -> str:
     """The line in TOML for a key, with the value that was probably meant."""
     kind = kinds()[key]
@@ -127,5 +106,5 @@ def _line(key: str, raw: Any) -> str:
 def _unknown_key(origin: str, key: str) -> ProfileError:
     if key in NO_SETTINGS:
         return error(origin, f"{key} belongs to one job, so it can't be a setting.", "give it on the command line")
-    found = f"there is no key {key!r}.{nearest(key.replace('-', '_').lower(), legal_keys())}"
-    return error(origin, found, f"the keys are {', '.join(legal_keys())}; a profile is a table, [NAME]")
+    found = f"there is no key {key!r}.{nearest(key.replace('-', '_').lower(), kinds())}"
+    return error(origin, found, f"the keys are {', '.join(kinds())}; a profile is a table, [NAME]")

@@ -104,7 +104,7 @@ class _Asked(NamedTuple):
         parsed, rest = parser.parse_known_args(own)
         if command is not None:
             options.refuse(rest, [*others, *parser.option_names()], parser.shows_all, () if others else command)
-        given = settings_keys.renamed({key: value for key, value in vars(parsed).items() if value is not None})
+        given = {key: value for key, value in vars(parsed).items() if value is not None}
         accept = settings_files.CODE in (parsed.accept or ())
         settings = settings_files.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
         earlier = None
@@ -219,7 +219,7 @@ def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: 
     """The earlier job's settings instead of those in the files; with --profile, the files' settings override them."""
     if earlier.spec is None:
         return files
-    keys = [key for key in settings_keys.legal_keys() if key not in settings_keys.SUBMISSION_KEYS and key != "array"]
+    keys = [key for key in settings_keys.kinds() if key not in settings_keys.SUBMISSION_KEYS and key != "array"]
     before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
     before["nodes"] = earlier.spec.node_range
     if earlier.reference_options is not None:
@@ -231,9 +231,7 @@ def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: 
 
 def _values(settings: settings_files.Settings, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the files, overridden by the command line, as JobSpec takes them."""
-    values = settings_files.overlay(
-        settings.values, {key: given[key] for key in settings_keys.legal_keys() if key in given}
-    )
+    values = settings_files.overlay(settings.values, {key: given[key] for key in settings_keys.kinds() if key in given})
     if "array" in given:
         values["grid"], values["array"] = grids.parse(given["array"])
     if not values.get("container") and not values.get("container_image") and "container_binds" not in given:

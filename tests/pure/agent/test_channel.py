@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.agent import channel_server
 from cluster_ddp.agent.channel import Client, Key, Message
@@ -38,10 +38,10 @@ class Job:
         self.heard.put(message)
 
     def next(self) -> Message:
-        return self.heard.get(timeout=scaled(5))
+        return self.heard.get(timeout=scaled(LIMIT_S))
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=scaled(5))
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=scaled(LIMIT_S))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_both_sides_are_heard_in_order(job: Job) -> None:
     for client in clients:
         assert [client.hear(scaled(5))["status"] for _ in range(2)] == [1, 2]
         client.close()
-    assert sorted(job.gone.get(timeout=scaled(5))["rank"] for _ in clients) == [0, 1, 2]
+    assert sorted(job.gone.get(timeout=scaled(LIMIT_S))["rank"] for _ in clients) == [0, 1, 2]
     job.server.drain(scaled(5))
 
 
@@ -146,7 +146,7 @@ def test_a_line_is_heard_once_and_in_its_connection_only(job: Job) -> None:
         other.recv(200)
         assert other.recv(200) == b""
     first.sendall(said[-1])
-    assert job.gone.get(timeout=scaled(5))["kind"] == "ended"
+    assert job.gone.get(timeout=scaled(LIMIT_S))["kind"] == "ended"
     assert job.heard.empty()
 
 
@@ -271,7 +271,7 @@ def test_many_tasks_are_heard_at_once(job: Job) -> None:
     callers = [threading.Thread(target=say, args=(number,)) for number in range(200)]
     for caller in callers:
         caller.start()
-    heard = sorted(job.heard.get(timeout=scaled(20))["number"] for _ in callers)
+    heard = sorted(job.heard.get(timeout=scaled(LIMIT_S))["number"] for _ in callers)
     assert heard == list(range(200))
     for caller in callers:
         caller.join()

@@ -179,7 +179,7 @@ def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(launcher: str, cpus: int
 
 
 def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Options(gpus_per_task=2, hang_restart_s=30, trace=5, track=("tensorboard", "wandb"), share=True)
+    asked = Options(gpus_per_task=2, hang_restart_s=30, track=("tensorboard", "wandb"), share=True)
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     folder = tmp_path / "it's a run"
     folder.mkdir()
@@ -187,7 +187,6 @@ def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch
     assert {name: found[name] for name in found if name not in ("CLUSTER_DDP_SECRET", "CLUSTER_DDP_RUN_DIR")} == {
         "PYTHONUNBUFFERED": "1",
         "CLUSTER_DDP_GPUS_PER_TASK": "2",
-        "CLUSTER_DDP_TRACE": "5",
         "CLUSTER_DDP_HANG_RESTART_S": "30",
         "CLUSTER_DDP_TRACK": "tensorboard wandb",
         "CLUSTER_DDP_SHARE": "1",

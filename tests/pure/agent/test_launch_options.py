@@ -31,7 +31,6 @@ ALL_SET = Options(
     restart_args='--resume "it\'s last.pth"',
     cold=True,
     doctor=True,
-    trace=9,
     track=("wandb", "mlflow"),
     time_limit_s=60,
     venv="/a venv",
@@ -99,20 +98,6 @@ def test_what_is_wrong_is_said(given: str, said: str, capsys: pytest.CaptureFixt
         parse(PROGRAM, given.split())
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "restarts"),
-    [
-        ("--requeue-on-failure 3 -- a", 3),
-        ("--requeue-on-failure 3 --requeue-elsewhere 1 -- a", 3),
-        ("--requeue-elsewhere 1 --requeue-on-failure 3 --restarts 2 -- a", 3),
-        ("--restarts 4 --requeue-elsewhere 0 -- a", 4),
-    ],
-)
-def test_the_largest_of_an_options_names_counts(given: str, restarts: int) -> None:
-    """Scripts of earlier versions have both earlier names."""
-    assert parse(PROGRAM, given.split()).restarts == restarts
 
 
 def test_a_grid_is_json() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import resource
@@ -394,3 +395,20 @@ def test_a_line_that_was_cut_off_is_left_out() -> None:
     os.close(writing)
     found = all_checks._result(pid, reading, time.monotonic() + 10)
     assert found == all_checks.Result([1], failure="its process ended: exit status 0")
+
+
+def test_results_are_read_without_a_free_descriptor() -> None:
+    """The rest of a node's limit may be held by what its checks have opened."""
+    limit, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    running = all_checks.Running({"one": lambda: [["yes"]], "other": lambda: [["no"]]})
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limit[0]), limit[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        found = running.results(scaled(5))
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert found == {"one": all_checks.Result([["yes"]]), "other": all_checks.Result([["no"]])}

@@ -307,8 +307,8 @@ START = {"kind": "start", "time": 1.0, "restart": 0, "step": 0, "ranks": 1}
     [
         ([START, {"kind": "end", "state": "COMPLETED"}], "COMPLETED"),
         ([START, {"kind": "end", "state": "STOPPED"}], "STOPPED"),
-        ([START, {"kind": "end", "state": "FAILED"}, {"kind": "non_finite", "step": 3}], "FAILED"),
-        ([START, {"kind": "end", "state": "COMPLETED"}, {"kind": "end", "state": "FAILED"}], "FAILED"),
+        ([START, {"kind": "end", "state": "STOPPED"}, {"kind": "non_finite", "step": 3}], "STOPPED"),
+        ([START, {"kind": "end", "state": "COMPLETED"}, {"kind": "end", "state": "STOPPED"}], "STOPPED"),
         ([START, {"kind": "end", "state": "STOPPED"}, START], "unknown"),
         ([START, {"kind": "end", "state": "evil"}], "unknown"),
         ([], "unknown"),

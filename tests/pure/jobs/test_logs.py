@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slowness import LIMIT_S, scaled
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import chain_file, outcome
@@ -264,7 +265,7 @@ def test_a_reader_that_leaves_first(folder: Path, words: str, shown: str) -> Non
     root = str(Path(__file__).parents[3])
     command = f'set -o pipefail; "{sys.executable}" -m cluster_ddp {words}'
     env = {**os.environ, "PYTHONPATH": root}
-    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert (done.returncode, done.stdout, done.stderr) == (141, shown, "")
 
 

@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 SCRIPT = """
     import os, sys
@@ -26,7 +26,7 @@ def run(redirection: str, script: str = SCRIPT, **env: str) -> subprocess.Comple
     if redirection.startswith("|"):
         command = f'set -o pipefail; exec 3>&1; {{ sleep 0.3; "$PYTHON" -c "$SCRIPT"; }} {redirection}'
     env = {**os.environ, "PYTHON": sys.executable, "SCRIPT": textwrap.dedent(script), **env}
-    return subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=scaled(60))
+    return subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
 
 
 COMPLAINT = "stdout takes no more output"

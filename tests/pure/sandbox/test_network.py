@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,9 @@ def test_an_interface_that_vanishes_while_it_is_read_is_nobodys(
         (tmp_path / name / "ifalias").write_text(f"{alias}\n")
     monkeypatch.setattr(network, "INTERFACES", tmp_path)
     assert network.interfaces("one") == ["ours"]
+
+
+def test_a_namespace_that_vanishes_after_it_was_listed_has_no_processes(tmp_path: Path) -> None:
+    gone, here = tmp_path / "gone", Path("/proc/self/ns/net")
+    assert network.processes_in([gone]) == []
+    assert os.getpid() in network.processes_in([gone, here])

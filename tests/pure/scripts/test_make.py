@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from slowness import LIMIT_S, scaled
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "scripts"))
@@ -30,7 +31,7 @@ def pip_words(tmp_path: Path, stdout: int) -> list[str]:
     python.write_text(PYTHON)
     python.chmod(0o755)
     command = ["make", "venv", f"VENV={tmp_path / 'venv'}", f"PYTHON={python}"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=stdout, stderr=subprocess.STDOUT, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=stdout, stderr=subprocess.STDOUT, timeout=scaled(LIMIT_S))
     return (tmp_path / "venv" / "pip-was-called").read_text().split()
 
 

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.submission.frozen import frozen_agent
 
@@ -49,7 +49,7 @@ def run(python: str, *words: str, cwd: Path, **env: str) -> subprocess.Completed
     """Run it as a batch script does, with a PYTHONPATH of modules that it must not see."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": "/nowhere", "PYTHONHOME": "", **env}
     return subprocess.run(
-        [python, "-I", "-S", *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=scaled(60)
+        [python, "-I", "-S", *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S)
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 from stand_ins import HOSTILE, FakeSlurm, fake_slurm
 from strangers import STRANGER, needs_a_stranger
 
@@ -72,7 +72,7 @@ def start(text: str, folder: Path, *arguments: str, **env: str) -> subprocess.Po
 def run(text: str, folder: Path, *arguments: str, **env: str) -> tuple[int, str, str]:
     """Run a script. Returns its status, and what it has printed."""
     process = start(text, folder, *arguments, **env)
-    out, err = process.communicate(timeout=scaled(60))
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
     return process.returncode, out, err
 
 
@@ -204,7 +204,7 @@ def test_the_agent_gets_what_was_asked_for(tmp_path: Path) -> None:
     same: dict[str, Any] = {
         **{"launcher": "fork", "gpus_per_task": 2, "share": True, "max_requeues": 3, "restarts": 4, "cold": True},
         **{"spare_nodes": 5, "hang_restart_s": 30, "restart_args": '--from "it\'s $(touch pwned)"'},
-        **{"trace": 6, "track": ("wandb", "mlflow")},
+        **{"track": ("wandb", "mlflow")},
         "container": "/images/it's $(touch pwned).sif",
         "srun_options": ("--cpu-bind=none", "--mpi=pmix"),
     }
@@ -274,7 +274,7 @@ def test_the_agents_python_is_isolated_and_is_the_process_of_the_script(tmp_path
     (tmp_path / "json.py").write_text("raise SystemExit('taken from the working folder')")
     spec = JobSpec(name="x", command=("true",), setup=setup)
     process = start(frozen(spec, tmp_path), tmp_path, PYTHONPATH=str(tmp_path))
-    assert process.wait(timeout=scaled(60)) == 7, process.communicate()
+    assert process.wait(timeout=scaled(LIMIT_S)) == 7, process.communicate()
     assert (shown(tmp_path)["pid"], shown(tmp_path)["python"]) == (process.pid, sys.executable)
     assert shown(tmp_path)["env"]["PYTHONPATH"] == str(tmp_path), "the ranks get it"
 
@@ -353,7 +353,7 @@ def test_bash_that_waits_passes_on_what_it_gets(tmp_path: Path, name: str) -> No
         (tmp_path / f"came-{name}").unlink()
     assert process.poll() is None
     (tmp_path / "wait").unlink()
-    assert process.communicate(timeout=scaled(60)) == ("ended with 7\n", "")
+    assert process.communicate(timeout=scaled(LIMIT_S)) == ("ended with 7\n", "")
     assert process.returncode == 7
 
 
@@ -362,7 +362,7 @@ def test_term_is_final_with_a_trap_too(tmp_path: Path) -> None:
     process = start(frozen(JobSpec(name="x", command=("true",), setup=(TRAP,)), tmp_path), tmp_path)
     wait_until((tmp_path / "shown").exists)
     process.terminate()
-    assert process.communicate(timeout=scaled(60))[0] == "ended with 143\n"
+    assert process.communicate(timeout=scaled(LIMIT_S))[0] == "ended with 143\n"
     assert process.returncode == 143
 
 
@@ -464,4 +464,4 @@ def test_a_warning_from_before_the_ranks_does_not_end_the_script(tmp_path: Path,
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         process.send_signal(number)
     warned.touch()
-    assert process.wait(timeout=scaled(60)) == 7, process.communicate()
+    assert process.wait(timeout=scaled(LIMIT_S)) == 7, process.communicate()

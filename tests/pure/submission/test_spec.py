@@ -102,8 +102,6 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
         ("exclude", ","),
         ("restarts", -1),
         ("restarts", True),
-        ("requeue_elsewhere", -1),
-        ("requeue_on_failure", "2"),
         ("spare_nodes", -1),
         ("spare_nodes", 1),
         ("hang_restart_s", -1),
@@ -144,23 +142,6 @@ def test_bad_values_are_named(field: str, value: Any) -> None:
 def test_what_needs_a_requeue() -> None:
     with pytest.raises(SpecError, match="sbatch_options must be"):
         JobSpec(**GOOD, requeue=False, sbatch_options=("--requeue=expedite",))
-
-
-@pytest.mark.parametrize(
-    ("fields", "restarts"),
-    [
-        ({"requeue_on_failure": 2}, 2),
-        ({"requeue_elsewhere": 3, "requeue_on_failure": 2}, 3),
-        ({"restarts": 4, "requeue_elsewhere": 3}, 4),
-    ],
-)
-def test_earlier_names_of_restarts(fields: dict[str, int], restarts: int) -> None:
-    spec = JobSpec(**GOOD, **fields)
-    assert (spec.restarts, replace(spec, nodes=2).restarts, replace(spec, restarts=1).restarts) == (
-        restarts,
-        restarts,
-        1,
-    )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slowness import LIMIT_S, scaled
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import job_file
@@ -128,7 +129,7 @@ def test_a_run_whose_next_submission_was_killed_stays_and_can_be_resumed(fake_sl
     fake_slurm.command("sacct", "true")
     fake_slurm.command("sbatch", "kill -KILL $PPID; sleep 1")
     words = [sys.executable, "-m", "cluster_ddp.submit", "--no-check", "--resume", str(job.run_dir)]
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=scaled(LIMIT_S))
     assert done.returncode == -signal.SIGKILL
     assert [one.run_dir for one in find_runs.in_folder(Path("runs").resolve())] == [job.run_dir]
     with pytest.raises(RunDirError, match="another submission is under way, or was killed") as raised:
@@ -313,7 +314,9 @@ def test_a_signal_takes_the_job_back_and_then_ends_the_process(
     fake_slurm.command("scancel", "kill -HUP $PPID; kill -TERM $PPID; sleep 0.2")
     code = "from cluster_ddp.submission import *; from cluster_ddp.submission import planning, submit_plan, spec\n"
     code += "submit_plan.submit(planning.Plan(spec=spec.JobSpec(name='fit', command=('t',))))"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=scaled(LIMIT_S)
+    )
     assert done.returncode == -signal.Signals[f"SIG{name}"]
     assert fake_slurm.calls("scancel") == [["12"]]
     assert files(in_a_folder) == []

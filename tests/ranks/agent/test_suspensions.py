@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE
 
 from cluster_ddp import processes
@@ -70,7 +70,7 @@ def test_a_suspended_job_trains_on(tmp_path: Path, launcher: str) -> None:
             enough = steps() + 6
             wait_until(functools.partial(lambda enough: steps() >= enough, enough))
         (tmp_path / "go").touch()
-        assert job.wait(timeout=scaled(60)) == 0
+        assert job.wait(timeout=scaled(LIMIT_S)) == 0
     finally:
         for pid in tree(job.pid) if job.poll() is None else ():
             os.kill(pid, signal.SIGKILL)

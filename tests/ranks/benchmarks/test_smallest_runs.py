@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bench
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -22,8 +23,6 @@ def test_our_training_without_an_exchange_of_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_observing_a_training(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "observing.py"), "--runs=1", "--steps=2"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["figures"]) == 4
+def test_observing_a_training() -> None:
+    found = bench.run([sys.executable, str(BENCHMARKS / "observing.py"), "--runs=1", "--steps=2"])
+    assert len(found.get("figures", ())) == 4, found

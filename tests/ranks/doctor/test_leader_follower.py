@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from ranks import job_ids, slurm_step
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.rank_notes import Notes
@@ -68,7 +68,7 @@ def doctor(folder: Path, *lines: str, arguments: tuple[str, ...] = ("--quick",),
         )
         for rank, text in enumerate(lines)
     ]
-    output = [process.communicate(timeout=scaled(60))[0] for process in processes]
+    output = [process.communicate(timeout=scaled(LIMIT_S))[0] for process in processes]
     text, statuses = "".join(output), [process.returncode for process in processes]
     verdicts = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert len(verdicts) == 1, f"{len(verdicts)} verdicts, statuses {statuses}\n{text}"

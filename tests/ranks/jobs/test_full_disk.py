@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from namespaces import unshare
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 IN_ITS_NAMESPACE = r"""
 set -e
@@ -49,7 +49,7 @@ def test_a_running_training_whose_disk_is_full(tmp_path: Path) -> None:
         str(folder),
         sys.executable,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(120), check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(LIMIT_S), check=False)
     assert done.returncode == 0, done.stderr
     free, waits, full, _ = done.stdout.split("==\n")
     assert all("RUNNING" in table for table in (free, waits, full)), done.stdout

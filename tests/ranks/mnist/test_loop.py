@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import Outcome, job_ids, run_ranks, slurm_step
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.mnist import loop
@@ -31,7 +31,7 @@ def train(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProc
         env=clean | {"OMP_NUM_THREADS": "1"} | env,
         capture_output=True,
         text=True,
-        timeout=scaled(120),
+        timeout=scaled(LIMIT_S),
     )
 
 
@@ -113,7 +113,7 @@ def run_with(world_size: int, folder: Path, name: str) -> list[dict]:
     env = {"BATCH": str(60 // world_size), "RUN_DIR": str(folder / name)}
     environments = [slurm_step(rank, world_size, job_id=JOB_ID + world_size, **env) for rank in range(world_size)]
     (folder / "logs").mkdir(exist_ok=True)
-    for end in run_ranks(train_digits, environments, folder / "logs", timeout_s=120):
+    for end in run_ranks(train_digits, environments, folder / "logs"):
         assert end.exit_code == 0, end.output
     return records(folder / name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import os
 import signal
@@ -245,34 +244,12 @@ def test_workers_make_the_same_batches(tmp_path: Path, monkeypatch: pytest.Monke
     assert digest(tmp_path / "resident") == digest(tmp_path / "loader")
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(4, 4), (100, 20)])
-def test_a_profile_names_the_parts_of_the_steps(tmp_path: Path, steps: int, expected: int) -> None:
-    """Of an epoch of 23 steps, two are skipped, and one warms the profiler up."""
-    train(tmp_path / "x", batch_size=64, trace=steps, epochs=2)
-    with gzip.open(tmp_path / "x" / "trace-rank0.json.gz") as file:
-        events = json.load(file)["traceEvents"]
-    for name in ("forward", "backward", "update"):
-        ranges = [one for one in events if one.get("name") == name and one.get("cat") == "user_annotation"]
-        assert len(ranges) == expected, name
-    train(tmp_path / "y", batch_size=64, epochs=2)
-    assert digest(tmp_path / "x") == digest(tmp_path / "y")
-
-
-def test_each_rank_has_its_profile(tmp_path: Path) -> None:
-    on_ranks(tmp_path / "x", 2, trace=3, batch_size=64, accumulate=2)
-    assert {path.name for path in (tmp_path / "x").glob("trace-*")} == {
-        "trace-rank0.json.gz",
-        "trace-rank1.json.gz",
-    }
-
-
 @pytest.mark.parametrize(
     ("options", "mentioned"),
     [
         ({"global_batch_size": 0}, "global_batch_size must be a whole number of 1 or more"),
         ({"accumulate": 0}, "accumulate must be"),
         ({"workers": -1}, "workers must be a whole number of 0 or more"),
-        ({"trace": 0}, "trace must be"),
         ({"warmup_epochs": -0.5}, "warmup_epochs must be"),
         ({"warmup_epochs": float("nan")}, "warmup_epochs must be"),
         ({"dataset": "fasion"}, "there is no such dataset. Did you mean fashion"),
@@ -283,7 +260,6 @@ def test_each_rank_has_its_profile(tmp_path: Path) -> None:
         ({"sync_batchnorm": True}, "add --model convnet"),
         ({"eval_only": True}, "name a checkpoint or a run directory: --resume PATH"),
         ({"eval_only": True, "resume": "x", "save_model": True}, "--eval-only --save-model"),
-        ({"dry_run": True, "trace": 3}, "a dry run has one step"),
     ],
 )
 def test_contradictions_are_refused_before_ranks_meet(options: dict[str, Any], mentioned: str) -> None:

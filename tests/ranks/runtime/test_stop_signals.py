@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ranks import Outcome, run_ranks
-from slowness import scaled, stays, wait_until
+from slowness import LIMIT_S, scaled, stays, wait_until
 
 import cluster_ddp
 from cluster_ddp.errors import SpecError
@@ -115,7 +115,7 @@ late = Late()
 stop_signals.StopFlag(stop_signals.DEFAULT_SIGNALS).give_back()
 os.kill(os.getpid(), signal.SIGUSR1)
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=scaled(60))
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert (ended.returncode, ended.stdout) == (0, "survived\n"), ended.stderr
 
 
@@ -491,7 +491,7 @@ def test_an_import_notes_warnings_that_our_batch_script_has_ignored(
 ) -> None:
     """Elsewhere, in a thread, and where the script has a handler of its own, it leaves them as they are."""
     code = NOTED.format(before=before, do=do)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert (done.returncode, done.stdout.strip()) == (status, said), done.stderr
 
 
@@ -521,7 +521,7 @@ def test_a_signal_while_torch_is_imported(tmp_path: Path, name: str, status: int
         "assert 'torch' not in sys.modules; sys.exit(main())"
     )
     command = [sys.executable, "-c", code, "--dataset", "digits", "--run-dir", str(tmp_path / "run"), "--no-cuda"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(120))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert done.returncode == status, done.stderr
     if status == 75:
         assert f"Stopped after step 1 (epoch 1): rank 0: {node_name(os.environ)} got USR1. Saved." in done.stdout

@@ -57,6 +57,10 @@ class Run:
         folder = self.path / "checkpoints"
         self.wait_for(lambda: any(int(path.stem[5:]) >= step for path in folder.glob("step-*.pt")))
 
+    def release(self) -> None:
+        """End the wait of a training that is `held`."""
+        (self.path / "go").touch()
+
     def end(self) -> JobStatus:
         return self.place.end_of(self.path)
 
@@ -77,6 +81,11 @@ class Run:
 
 
 Started = dict[str, Run]
+
+
+def held(step: int, *, start: int = 0) -> dict[str, object]:
+    """Return an entry of FAULTS: in this start of the job, rank 0 waits at this step for a stop or `Run.release`."""
+    return {"do": "wait", "rank": 0, "step": step, "start": start}
 
 
 def start(

@@ -2,7 +2,8 @@
 
 PACE_S     seconds that each step takes longer
 FAULTS     JSON: [{"do": "kill", "rank": 1, "step": 30}, …], each done at that step of the job's first start, or of
-           the one in "start"; "do" is kill, stop, nan, raise, or wait: until there is a file go in the run directory
+           the one in "start"; "do" is kill, stop, nan, raise, or wait: for a file go in the run directory, or a signal
+           that stops the training
 CLOCK_S    JSON: {"node2": 3600}: how far that node's clock is ahead
 PATIENCE_S seconds that the last writes are tried for in the end, instead of ten minutes
 FSYNC_S    seconds that fsync takes longer, as on a file system that is slow
@@ -47,7 +48,7 @@ def paced_step(self: Checkpointer) -> None:
     steps = self.steps + 1
     if due("raise"):
         raise KeyError(f"no sample {steps}")
-    while due("wait") and not (Path(os.environ["CLUSTER_DDP_RUN_DIR"]) / "go").exists():
+    while due("wait") and not (self._stop_flag.is_set() or (Path(os.environ["CLUSTER_DDP_RUN_DIR"]) / "go").exists()):
         time.sleep(0.1)
     fault = due("kill", "stop")
     if fault is not None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from cluster import Place
-from paced_run import PACED, TRAINING, Run, start
+from paced_run import PACED, TRAINING, Run, held, start
 from slowness import scaled
 
 from cluster_ddp.protocol import File
@@ -25,7 +25,9 @@ python -m cluster_ddp.doctor --quick || exit"""
 
 def test_a_bad_node_is_left_behind(place: Place, uninterrupted: list[dict]) -> None:
     """41. The doctor finds it after a requeue; the job resumes without it and --exclude's, and loses nothing."""
-    run = start(place, "--restarts", "1", "--exclude", "node4", command=place.slurm.wrapped(LINES, *PACED))
+    run = start(
+        place, "--restarts", "1", "--exclude", "node4", command=place.slurm.wrapped(LINES, *PACED), FAULTS=[held(12)]
+    )
     run.wait_for_step(6)
     run.slurm("scancel", "--signal=USR1", run.job)
     said = run.completed(restarts=2)

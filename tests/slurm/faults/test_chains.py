@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from chaos import faults
 from cluster import Place, differing, output
-from paced_run import ONE_BASH, Run, start
+from paced_run import ONE_BASH, Run, held, start
 
 from cluster_ddp.agent import chain_file
 from cluster_ddp.protocol import File
@@ -46,7 +46,7 @@ def states(run: Run) -> list[str]:
 @pytest.mark.full
 def test_a_chain_is_warned_and_loses_its_batch_host(place: Place, uninterrupted: list[dict]) -> None:
     """Each time the next job resumes, exactly; the one that would follow the last is gone at its end."""
-    run = start(place, "--chain", pace_s=0.2)
+    run = start(place, "--chain", FAULTS=[held(12), held(30, start=1)])
     run.wait_for_step(6)
     run.slurm("scancel", "--signal=USR1", run.job)
     run.wait_for_step(18)
@@ -72,6 +72,7 @@ THEN = {"cancel": "sleep 300", "scancel": "sleep 300", "fails": "exit 3", "most"
 OF_THE_SHELL = {"SBATCH_QOS": "leaks", "SLURM_NTASKS": "7", "MINE": "it's\nmine"}
 
 
+@pytest.mark.full
 def test_what_ends_a_chain(place: Place, cli) -> None:
     """Cancelled as a whole; its second job by scancel; a final failure there; --max-requeues. No job is left."""
     runs = {}

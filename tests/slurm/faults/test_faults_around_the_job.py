@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from chaos import faults
 from cluster import ROOT, Place, output
-from paced_run import ONE_BASH, PACED, TRAINING, Run, start
+from paced_run import ONE_BASH, PACED, TRAINING, Run, held, start
 from restarting import launch
 from slowness import stays
 
@@ -101,13 +101,14 @@ def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
     place: Place, uninterrupted: list[dict]
 ) -> None:
     """9, 13. The siblings of a requeued array task go on; so do all when slurmctld is killed and started again."""
-    first = start(place, "--array", "0-1", pace_s=0.5)
+    first = start(place, "--array", "0-1", FAULTS=[held(12)])
     runs = [first, Run(place, Path(f"{str(first.path)[:-1]}1"))]
     for run in runs:
         run.wait_for_step(6)
     faults.let_controller_save()  # else, killed, it forgets that a job has started
     faults.restart_controller(place.slurm.layout, after_s=2)
     commands.run(["scontrol", "requeue", f"{runs[1].job}"], env=place.slurm.env)
+    first.release()
     for run, restarts in zip(runs, (0, 1)):
         run.completed(restarts=restarts)
         assert run.metrics() == uninterrupted
@@ -116,7 +117,7 @@ def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
 @pytest.mark.full
 def test_strangers_at_the_stores_port(place: Place, uninterrupted: list[dict]) -> None:
     """20. Whatever connects to the ports of rank 0 and talks nonsense does not disturb the training."""
-    run = start(place)
+    run = start(place, FAULTS=[held(12)])
     run.wait_for_step(6)
     rank_0 = faults.ranks(place.slurm.layout, int(run.job))[0]
     into = ["nsenter", "--net", f"--target={rank_0.pid}"]
@@ -125,14 +126,16 @@ def test_strangers_at_the_stores_port(place: Place, uninterrupted: list[dict]) -
     assert len(ports) >= 2  # the store's and gloo's
     talk = "".join(f"(head -c 4096 /dev/urandom >/dev/tcp/{rank_0.node}/{port}) & " for port in sorted(ports))
     subprocess.run([*into, "timeout", "5", "bash", "-c", f"{talk} wait"])
+    run.release()
     run.completed(restarts=0)
     assert run.metrics() == uninterrupted
 
 
+@pytest.mark.full
 def test_two_requeues_in_a_row_the_second_by_a_lost_node(place: Place, uninterrupted: list[dict]) -> None:
     """4, 12, 25. Queued again by hand; then a node's network is cut, its slurmd and tasks are killed: Slurm starts the
     job again on others."""
-    run = start(place)
+    run = start(place, FAULTS=[held(12), held(30, start=1)])
     run.wait_for_step(6)
     run.slurm("scontrol", "requeue", run.job)
     run.wait_for_step(18)

@@ -51,8 +51,6 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
             training=(*data, "--data-dir", str(mnist)),
         ),
         "nan": start(place, nodes=TWO_TASKS, pace_s=0.2, FAULTS=[{"do": "nan", "rank": 1, "step": 9}]),
-        "clocks": start(place, "--sbatch-options=--nodelist=node1,node2", CLOCK_S={"node1": 3600}),
-        "no stdout": start(place, nodes=ONE_TASK, command=wrapped("exec >/dev/full", *PACED)),
     }
     (place.folder / "go").touch()
     return jobs
@@ -69,6 +67,8 @@ def others(started: Started, place: Place, tmp_path_factory: pytest.TempPathFact
         "room in the end": start(
             place, nodes=ONE_TASK, training=LARGE, command=room, run_dir=folder / "full", pace_s=0
         ),
+        "clocks": start(place, "--sbatch-options=--nodelist=node1,node2", CLOCK_S={"node1": 3600}),
+        "no stdout": start(place, nodes=ONE_TASK, command=place.slurm.wrapped("exec >/dev/full", *PACED)),
         "nan continues": start(place, nodes=ONE_TASK, training=(*TRAINING, "--on-nan", "continue"), FAULTS=nan),
     }
 
@@ -184,15 +184,17 @@ def test_a_step_whose_loss_is_no_number_is_skipped(others: Started) -> None:
     assert "loss nan. The update of this step is skipped." in others["nan continues"].completed()
 
 
-def test_clocks_an_hour_apart(started: Started) -> None:
+@pytest.mark.full
+def test_clocks_an_hour_apart(others: Started) -> None:
     """24. The end of the job by the clock is not believed, and that is said."""
-    said = started["clocks"].completed(restarts=0)
+    said = others["clocks"].completed(restarts=0)
     assert said.count("Clocks can't be right: on node") == 1
 
 
-def test_a_stdout_that_takes_no_more(started: Started) -> None:
+@pytest.mark.full
+def test_a_stdout_that_takes_no_more(others: Started) -> None:
     """30."""
-    run = started["no stdout"]
+    run = others["no stdout"]
     said = run.completed()
     assert "stdout takes no more output ([Errno 28] No space left on device)" in said
     assert run.metrics()[-1]["kind"] == "done"

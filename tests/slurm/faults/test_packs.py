@@ -28,7 +28,7 @@ if how == "fails once" and first:
     raise ValueError("the first time")
 if how == "is killed":
     os.kill(os.getpid(), 9)  # as the kernel does, for memory
-time.sleep({"waits": 600, "is too long": 600}.get(how, 3))
+time.sleep({"waits": 3600, "is too long": 3600}.get(how, 3))
 """
 # One rank, four epochs of four steps. Those that wait do so before their third step, until they are warned.
 TRAINING = """
@@ -112,23 +112,35 @@ def start(slurm: Cluster, folder: Path, text: str, *options: str) -> Packed:
 
 
 def test_each_task_of_a_packed_job_ends_alone(slurm: Cluster, tmp_path: Path) -> None:
-    """Two at a time: one is killed, one restarts in its place, one is cancelled, one reaches its time limit."""
-    grid = ("how=waits,is killed,fails once,is too long,works",)
-    limits = ("--pack", "2", "--time", "0:15", "--restarts", "1")
-    run = start(slurm, tmp_path, TASK, "--array", *grid, *limits, "--", "python", "t.py", "{how}")
-    run.wait_for_ends(1)
+    """Two at a time: two are cancelled; one is killed and one restarts in the place of the first of them."""
+    array = ("--array", "how=waits,waits,is killed,fails once,works")
+    limits = ("--pack", "2", "--restarts", "1")
+    run = start(slurm, tmp_path, TASK, *array, *limits, "--", "python", "t.py", "{how}")
+    run.wait_for(lambda: all("waits" in output(run.path(task)) for task in (0, 1)))
     begun = run.status()
-    assert [begun[task]["state"] for task in (0, 1, 4)] == ["RUNNING", "FAILED", "PENDING"]
-    assert "killed by SIGKILL" in begun[1]["failure"] and "its turn in Slurm's job" in begun[4]["reason"]
+    assert [begun[task]["state"] for task in range(5)] == ["RUNNING", "RUNNING", *["PENDING"] * 3]
+    assert "its turn in Slurm's job" in begun[4]["reason"]
+    run.verb("cancel", str(run.path(1)))
+    run.wait_for_ends(*range(1, 5))
+    assert run.states() == ["RUNNING", "CANCELLED", "FAILED", "COMPLETED", "COMPLETED"]
     run.verb("cancel", str(run.path(0)))
-    run.wait_for_ends(*range(5))
     job = run.end_of_job()
     assert (job.state, job.exit_code) == ("FAILED", 137), "that of the first that failed: a cancelled one has not"
-    assert run.states() == ["CANCELLED", "FAILED", "COMPLETED", "TIMEOUT", "COMPLETED"]
-    assert [run.status()[task]["restarts"] for task in range(5)] == [0, 1, 1, 0, 0]
+    assert run.states() == ["CANCELLED", "CANCELLED", "FAILED", "COMPLETED", "COMPLETED"]
+    assert [run.status()[task]["restarts"] for task in range(5)] == [0, 0, 1, 1, 0]
+    assert "killed by SIGKILL" in run.status()[2]["failure"]
     assert "works 1 1 200\n" in (run.path(4) / "task-0.log").read_text(), "a part of the job"
     assert run.verb("logs", str(run.path(4))).startswith("works")
-    assert "15 s" in (run.path(3) / "job.log").read_text()
+
+
+def test_each_task_of_a_packed_job_has_a_time_limit_of_its_own(slurm: Cluster, tmp_path: Path) -> None:
+    array = ("--array", "how=is too long,is too long,is too long")
+    run = start(slurm, tmp_path, TASK, *array, "--pack", "2", "--time", "0:05", "--", "python", "t.py", "{how}")
+    run.wait_for_ends(*range(3))
+    job = run.end_of_job()
+    assert (job.state, job.exit_code) == ("FAILED", 1)
+    assert run.states() == ["TIMEOUT"] * 3
+    assert all("5 s" in (run.path(task) / "job.log").read_text() for task in range(3))
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from chaos import faults
 from cluster import Cluster, Place, output, records
-from paced_run import ONE_BASH, ONE_TASK, TWO_TASKS, Run, start
+from paced_run import ONE_BASH, ONE_TASK, TWO_TASKS, Run, held, start
 from slowness import stays, wait_until
 
 from cluster_ddp import processes
@@ -20,7 +20,7 @@ from cluster_ddp.slurm import commands, job_status
 @pytest.mark.full
 def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
     """26, 27. After --max-requeues the job ends; a new one resumes with what GPUs it gets."""
-    run = start(place, "--max-requeues", "0", nodes=TWO_TASKS, pace_s=0.2)
+    run = start(place, "--max-requeues", "0", nodes=TWO_TASKS, FAULTS=[held(12)])
     run.wait_for_step(6)
     run.slurm("scancel", "--signal=USR1", run.job)
     said = run.failed()
@@ -128,7 +128,7 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
 @pytest.mark.every_slurm
 def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[dict]) -> None:
     """7, 8, 17. An urgent job takes the nodes while a checkpoint is being written to a slow disk."""
-    run = start(place, pace_s=0.2, FSYNC_S="0.5")
+    run = start(place, pace_s=0.2, FSYNC_S="0.5", FAULTS=[held(36)])
     run.wait_for(lambda: list(run.path.glob("checkpoints/.step-*.tmp")))
     urgent = place.slurm.submit(URGENT, place.folder)
     urgent.succeed()
@@ -143,7 +143,7 @@ URGENT = "#!/bin/bash\n#SBATCH --partition=urgent --nodes=4 --exclusive --time=1
 
 def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: list[dict]) -> None:
     """10, 14. After scancel nothing is requeued. The newest checkpoint is damaged: the one before is used."""
-    run = start(place)
+    run = start(place, FAULTS=[held(18)])
     run.wait_for_step(12)
     env = processes.environment(faults.ranks(place.slurm.layout, int(run.job))[0].pid)
     folders = [Path(env[Env.NOTES]), Path(env[Env.JOB_TIMES]).parent]

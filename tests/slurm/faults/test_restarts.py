@@ -16,7 +16,7 @@ from paced_run import PACED, TRAINING
 from restarting import Job, launch
 from slowness import scaled
 
-from cluster_ddp.jobs.report import cost
+from cluster_ddp.jobs.report import cost, training_stats
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import daemons, network
@@ -35,9 +35,7 @@ def started(place: Place, uninterrupted: list[dict]) -> dict[str, Job]:
     sick.write_text(SICK_PYTHON.format(python=shutil.which("python", path=place.slurm.env["PATH"])))
     sick.chmod(0o755)
     (place.folder / "raises.py").write_text(RAISES)
-    killed = [{"do": "kill", "rank": 0, "step": step, "start": number} for step, number in ((8, 0), (14, 2))]
     return {
-        "signals": launch(place, "--restarts", "9", nodes=1, env={"FAULTS": killed, "PACE_S": "0.5"}),
         "stopped": launch(
             place,
             *SPARES,
@@ -86,8 +84,10 @@ raise ValueError(f"no such column: {sys.argv[0]}")
 """
 
 
-def test_a_warning_and_a_cancellation_while_a_restart_is_under_way(started: dict[str, Job]) -> None:
-    job = started["signals"]
+@pytest.mark.full
+def test_a_warning_and_a_cancellation_while_a_restart_is_under_way(place: Place) -> None:
+    killed = [{"do": "kill", "rank": 0, "step": step, "start": number} for step, number in ((8, 0), (14, 2))]
+    job = launch(place, "--restarts", "9", nodes=1, env={"FAULTS": killed, "PACE_S": "0.5"})
     job.wait_for_failures(1)
     job.slurm("scancel", "--batch", "--signal=USR1", job.job)
     job.wait_for_failures(2)
@@ -120,14 +120,13 @@ def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
     assert (job.path / File.SICK_NODES).read_text().startswith("node2 ")
     assert job.nodes() == ["node1", "node4"]
     assert job.metrics() == uninterrupted
-    # Of four nodes with a GPU each, two wait at each time.
+    # Of four nodes with a GPU each, two wait at each time. Saves are known of a start that has trained for ten seconds.
     found = cost.read(RunStatus(job="", name="", state="unknown", run_dir=job.path))
-    assert found.lost_gpu_hours["spares"] == pytest.approx(found.gpu_hours / 2)
-    assert 1800 * found.lost_gpu_hours["steps"] == pytest.approx(failed.lost_s, abs=0.5)
-    assert found.lost_gpu_hours["starts"] > 0
-    # Saves are known of a start that has trained for ten seconds.
-    assert (found.kept_gpu_hours is not None) == ("saves" in found.lost_gpu_hours)
-    assert found.kept_gpu_hours is None or found.kept_gpu_hours > 0
+    least = found.gpu_hours / 2 + (failed.lost_s - 0.5) / 1800
+    if training_stats.read(job.path).saves_s is None:
+        assert found.lost_gpu_hours is None
+    else:
+        assert least < found.lost_gpu_hours < found.gpu_hours
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.every_slurm
 def test_a_sharded_training_is_killed_in_its_saves_requeued_and_cut_off(place: Place) -> None:
     """Rank 1 is killed while it writes its shard, rank 0 while it writes the checkpoint; a warning; a node is cut off.

@@ -1,6 +1,8 @@
 """What a resume must get back bit for bit, and what no checkpoint can have, which is said at a save.
 
-optimizer_state   loading the state of an optimizer without a cast, for parameters in the same or in other groups
-rank_differences  parts that differ between ranks: a checkpoint has rank 0's
-unsaved           the state of a communication hook; gradients that no optimizer has used
+optimizer_state      loading the state of an optimizer without a cast, for parameters in the same or in other groups
+changes_before_loop  parts that a script changes after its Checkpointer
+rank_differences     parts that differ between ranks: a checkpoint has rank 0's
+state_digest         by which these two compare
+unsaved              the state of a communication hook; gradients that no optimizer has used
 """

@@ -1,15 +1,12 @@
 """Parts that differ between ranks: a checkpoint has rank 0's, which a resume gives to all ranks.
 
-Each save compares a digest of each part. If a part is large, the digest covers a few elements of each tensor, others at
-each save: all of them would take as long as the copy. It leaves out what may differ: buffers, since each rank's own are
-saved, and pieces of sharded tensors.
+Each save compares a digest of each part. It leaves out what may differ: buffers, since each rank's own are saved, and
+pieces of sharded tensors.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -18,20 +15,16 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint.host_copy import tensors_in, with_tensors
-from cluster_ddp.runtime.model.dtensor_pieces import content, is_sharded
+from cluster_ddp.runtime.checkpoint.exactness import state_digest
+from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
+from cluster_ddp.runtime.model.dtensor_pieces import content
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
 
-_PARTS = 64  # of a large state; at so many saves all of it is compared
-_SMALL_BYTES = 1 << 20  # a smaller one is compared whole
-_ELEMENTS = 64  # of a tensor, at least
-_ROW = 4096
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OF_TRAINED = (
-    "DDP averages gradients of those parameters only that world.wrap finds unfrozen: unfreeze before it. If the "
-    "ranks' weights are averaged now and then (local SGD), save only after that"
+    "call the model that world.wrap returns, not the one inside, and unfreeze parameters before: DDP averages no other "
+    "gradients. If the ranks' weights are averaged now and then (local SGD), save only after that"
 )
 _OF_OTHERS = "name a state that each rank has for itself in meters instead; it needs load_state_dicts(states)"
 
@@ -71,13 +64,10 @@ class RankDifferences:
         looked_at = {}
         for name, part in self._parts.items():
             with contextlib.suppress(CheckpointError):  # it can't be saved, which rank 0 says
-                looked_at[name] = _plain_and_sums(_kept_of_main(part), self._saves)
+                looked_at[name] = state_digest.begin(_kept_of_main(part), self._saves)
         self._saves += 1
         self._world.synchronize()
-        return {
-            name: sha256(repr((plain, _values(sums))).encode()).hexdigest()[:16]
-            for name, (plain, sums) in looked_at.items()
-        }
+        return {name: state_digest.end(begun) for name, begun in looked_at.items()}
 
     def _buffers(self) -> dict[str, dict[str, torch.Tensor]]:
         buffers = {}
@@ -121,60 +111,9 @@ def _ranks_have(ranks: Sequence[str]) -> str:
 
 def _kept_of_main(part: Any) -> Any:
     """What a checkpoint has of rank 0 alone."""
+    if isinstance(part, torch.nn.Module):
+        return state_digest.weights(part)
     state = part.state_dict()
     if isinstance(part, torch.optim.Optimizer):  # plain values don't count: LBFGS keeps each rank's own loss, unread
         return {**state, "state": [tensor for _, tensor in tensors_in(state["state"], "")]}
-    if isinstance(part, torch.nn.Module):
-        buffers = {name for name, _ in part.named_buffers()}
-        return {name: value for name, value in state.items() if name not in buffers}
     return state
-
-
-def _plain_and_sums(state: Any, save: int) -> tuple[Any, list[torch.Tensor]]:
-    """The plain values of a state, with types and shapes of its tensors; and sums over their bits, an int64 each."""
-    tensors: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor, _: str) -> Any:
-        if not is_sharded(tensor) and tensor.layout == torch.strided and not tensor.is_quantized:
-            tensors.append(tensor)
-        return tensor.dtype, tuple(tensor.shape)
-
-    plain = with_tensors(state, "", note)
-    parts = min(_PARTS, 1 + sum(tensor.nbytes for tensor in tensors) // _SMALL_BYTES)
-    alike = collections.defaultdict[tuple[torch.device, int], list[torch.Tensor]](list)
-    for tensor in tensors:
-        looked_at = _part_of(tensor, save % parts, parts)
-        alike[looked_at.device, looked_at.itemsize].append(looked_at)
-    return plain, [_sum_of_bits(torch.cat(group)) for group in alike.values()]
-
-
-def _part_of(tensor: torch.Tensor, number: int, parts: int) -> torch.Tensor:
-    """One of so many parts of a tensor's elements, as integers, in the order in which they are in memory."""
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    if not real.is_contiguous():
-        real = real.permute(sorted(range(real.dim()), key=real.stride, reverse=True))
-    flat = real.reshape(-1)
-    size = max(_ELEMENTS, -(-flat.numel() // parts))
-    start = max(0, min(number * size, flat.numel() - size))
-    return flat[start : start + size].view(_INTEGERS[flat.itemsize])
-
-
-def _sum_of_bits(values: torch.Tensor) -> torch.Tensor:
-    """A sum that depends on each bit and its place: of words, each times a number of its place in a row."""
-    words = values.view(torch.int64) if values.nbytes % 8 == 0 else values
-    factors, rows = _factors(values.device), words.numel() // _ROW
-    rest = words[rows * _ROW :]
-    of_rows = words[: rows * _ROW].view(rows, _ROW).sum(0, dtype=torch.int64)
-    return (of_rows * factors).sum() + (rest * factors[: rest.numel()]).sum()
-
-
-@functools.cache
-def _factors(device: torch.device) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(-(2**62), 2**62, (_ROW,), generator=generator).mul_(2).add_(1).to(device)
-
-
-def _values(sums: Sequence[torch.Tensor]) -> list[list[int]]:
-    """The values of tensors of one element, device by device."""
-    devices = dict.fromkeys(one.device for one in sums)
-    return [torch.stack([one for one in sums if one.device == device]).tolist() for device in devices]

@@ -1,12 +1,14 @@
 """What a training has and no checkpoint has: that is said once, since a resume begins without it.
 
-The state of a communication hook of DDP, such as PowerSGD's errors; gradients that no optimizer has used; and what
-takes part in the training and was not given to its Checkpointer: optimizers, schedulers, shards, DataLoaders.
+The state of a communication hook of DDP, such as PowerSGD's errors; gradients that no optimizer has used; buffers that
+are not persistent; and what takes part in the training and was not given to its Checkpointer: optimizers, schedulers,
+parameters, shards, DataLoaders.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,17 +20,22 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cluster_ddp.errors import CheckpointError
+from cluster_ddp.errors import CheckpointError, counted
 from cluster_ddp.runtime import non_finite
+from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
+from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import StreamReader
 from cluster_ddp.runtime.model import ddp
-from cluster_ddp.runtime.model.dtensor_pieces import local_part
+from cluster_ddp.runtime.model.dtensor_pieces import is_sharded, local_part
 
 log = logging.getLogger("cluster_ddp")
 
+_LOOKED_AT = 3  # steps of an optimizer: whoever forgets zero_grad has forgotten it there
+_LOOKS = 2  # a script may make parts of its training in its second epoch
+_SMALL_BYTES = 1 << 20
 _STEPPED = torch.optim.Optimizer, LRScheduler
 _OF_HOOK = "give the hook a state that is also in meters: an object with state_dict() and load_state_dicts(states)"
 _OF_PART = "give it to the Checkpointer, by a name: Checkpointer(world, …, {name}={name})"
@@ -36,9 +43,14 @@ _OF_SHARD = "give all shards to the Checkpointer: shard=[one, another]"
 _OF_LOADER = "read it by world.shard(dataset, …), or if it has no length by world.stream(loader, batch_size=None)"
 _OF_LATE = "in the loop: optimizer.step(), scheduler.step(), checkpoint.step(), in this order"
 _OF_GRADIENTS = (
-    "call checkpoint.step() only after the optimizer's step; "
+    "call checkpoint.step() only after the optimizer's step, or optimizer.zero_grad() if a step is skipped; "
     "`with world.accumulate(model, shard, every=4) as is_last:` says after which batch that is"
 )
+_OF_PARAMETER = "wrap their module, too, and name it in the Checkpointer: Checkpointer(world, …, head=head)"
+_OF_BUFFER = "let the checkpoint have it: register_buffer(name, value), without persistent=False"
+_OF_MODE = "call model.train() after each evaluation"
+_OF_GROUPS = "give all parameter groups to the optimizer before you make the Checkpointer, with lr=0 until they train"
+_OF_ZEROS = "in the loop: optimizer.zero_grad(), loss.backward(), optimizer.step(), in this order"
 
 
 class Unsaved:
@@ -48,10 +60,15 @@ class Unsaved:
         self._parts, self._saved, self._shards = dict(parts), [*parts.values(), *meters], shards
         optimizers = [one for one in parts.values() if isinstance(one, torch.optim.Optimizer)]
         self._gradients, self._steps = _Gradients(optimizers), _OptimizerSteps()
+        self._groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
         self._schedulers = {name: part for name, part in parts.items() if isinstance(part, LRScheduler)}
         self._scheduled: dict[str, int] | None = None  # at the last step, until the loop's body has run
-        self._has_looked = False
+        self._looks = 0
         self._averages: list[tuple[weakref.ref[AveragedModel], int]] = []  # how many updates each had in the first step
+        inner = {name: ddp.unwrapped(part) for name, part in parts.items()}  # an evaluation may know only that
+        self._modules = {name: part for name, part in inner.items() if isinstance(part, torch.nn.Module)}
+        self._trained: set[str] = set()  # those in training mode in the first step
+        self._buffers: list[tuple[str, torch.Tensor]] = []  # that are not persistent, as they were then
         self._told: set[str] = set()
 
     @property
@@ -59,8 +76,23 @@ class Unsaved:
         """Number of steps that all optimizers of this process have made."""
         return self._steps.count
 
-    def note_step(self) -> None:
+    def note_step(self, step: int) -> None:
         """Call it in each step, and `tell_of_late` once the loop's body has run."""
+        if not self._looks:
+            self._trained = {name for name, module in self._modules.items() if module.training}
+        for name in self._trained:
+            if not self._modules[name].training:
+                self._say(step, f"{name!r} is trained in eval mode, and was in training mode before.", _OF_MODE)
+        if self._gradients.are_added_up:
+            self._say(
+                step,
+                "an optimizer's step used the gradients of the step before, too: they were not set to zero.",
+                _OF_ZEROS,
+            )
+        for optimizer, groups in self._groups.items():
+            if len(optimizer.param_groups) > groups:
+                found = f"{type(optimizer).__name__} has another parameter group since the Checkpointer was made."
+                self._say(step, found, _OF_GROUPS, lost="A resume whose optimizer begins without it is refused.")
         self._scheduled = {name: _last_epoch(part) for name, part in self._schedulers.items()}
 
     def tell_of_late(self, step: int) -> None:
@@ -72,9 +104,9 @@ class Unsaved:
 
     def tell(self, step: int) -> None:
         """Say what this step's checkpoint lacks, each once. Call it on rank 0, when its device has done its work."""
-        if not self._has_looked:
-            self._has_looked = True
-            self._look(step)
+        for (_, first), (name, buffer) in zip(self._buffers, self._temporary_buffers()):  # none: no state is made
+            if not torch.equal(buffer.cpu(), first):
+                self._say(step, f"{name} changes, and is a buffer that is not persistent.", _OF_BUFFER)
         for average, before in self._averages:
             one = average()
             if one is not None and int(one.n_averaged) != before:
@@ -92,23 +124,51 @@ class Unsaved:
         if self._gradients.are_unused():
             self._say(step, "there are gradients that no optimizer has used.", _OF_GRADIENTS)
 
-    def _look(self, step: int) -> None:
-        """Look for schedulers, averages and data that take part in the training. Once: it goes through all objects."""
+    def look(self, step: int) -> None:
+        """Look for schedulers, averages and data that take part in the training. Call it in an epoch's first step.
+
+        It looks twice only, since it goes through all objects.
+        """
+        self._looks += 1
+        if self._looks > _LOOKS:
+            return
         for one in being_read - set(self._shards):
             self._say(step, f"a {type(one).__name__.lower()} is read that is not the Checkpointer's.", _OF_SHARD)
-        objects, parts = gc.get_objects(), self._inside_parts()
-        kinds = {type(one) for one in objects}
-        schedulers = {kind for kind in kinds if issubclass(kind, LRScheduler)}
-        averages = {kind for kind in kinds if issubclass(kind, AveragedModel)}
-        loaders = {kind for kind in kinds if issubclass(kind, _BaseDataLoaderIter)}
-        for one in objects:
-            if type(one) in schedulers and one.optimizer in parts and one not in parts:
-                found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
-                self._say(step, found, _OF_PART.format(name="scheduler"))
-            elif type(one) in averages and not any(one is saved for saved in self._saved_modules()):
-                self._averages.append((weakref.ref(one), int(one.n_averaged)))
-            elif type(one) in loaders and _is_under_way(one) and not any(_reads(s, one._dataset) for s in self._shards):
+        if not self._buffers:
+            self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
+        self._look_for_parameters(step)
+        parts = self._inside_parts()
+        for one in _objects_of(LRScheduler, AveragedModel, _BaseDataLoaderIter):
+            if isinstance(one, LRScheduler):
+                if one.optimizer in parts and one not in parts:
+                    found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
+                    self._say(step, found, _OF_PART.format(name="scheduler"))
+            elif isinstance(one, AveragedModel):
+                if not any(one is saved for saved in self._saved_modules()):
+                    self._averages.append((weakref.ref(one), int(one.n_averaged)))
+            elif _is_under_way(one) and not any(_reads(shard, one._dataset) for shard in self._shards):
                 self._say(step, "a DataLoader is read whose place is not saved.", _OF_LOADER)
+
+    def _look_for_parameters(self, step: int) -> None:
+        """Look for parameters that an optimizer trains and no part has. Of another kind of part, shapes are enough."""
+        known = {id(one) for module in self._saved_modules() for one in module.parameters(recurse=False)}
+        others = [part for part in self._parts.values() if not isinstance(part, (torch.nn.Module, *_STEPPED))]
+        shapes = {tensor.shape for part in others for _, tensor in tensors_in(part.state_dict(), "")}
+        for name, optimizer in self._parts.items():
+            if isinstance(optimizer, torch.optim.Optimizer):
+                trained = [one for one in optimizer_state.parameters(optimizer) if one.requires_grad]
+                lost = [one for one in trained if id(one) not in known and one.shape not in shapes]
+                if lost:
+                    what = counted(len(lost), "parameter")
+                    self._say(step, f"{name!r} trains {what} of no part, of shape {[*lost[0].shape]}.", _OF_PARAMETER)
+
+    def _temporary_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The small buffers of modules that are not saved with them."""
+        for name, module in self._modules.items():
+            saved = module.state_dict().keys()
+            for key, buffer in module.named_buffers():
+                if key not in saved and buffer.nbytes <= _SMALL_BYTES:
+                    yield f"{name}.{key}", buffer
 
     def _saved_modules(self) -> Iterator[torch.nn.Module]:
         """The modules among what is saved, in it, and in its attributes."""
@@ -131,11 +191,23 @@ class Unsaved:
                 left += [one for one in inside if isinstance(one, kinds) and one not in found]
         return found
 
-    def _say(self, step: int, found: str, hint: str) -> None:
+    def _say(
+        self, step: int, found: str, hint: str, *, lost: str = "No checkpoint has that: a resume begins without it."
+    ) -> None:
         if found not in self._told:
             self._told.add(found)
-            lost = "No checkpoint has that, and a resume begins without it: it will not be exact."
             log.error("%s\nTraining continues.", CheckpointError(f"Saving step {step}:", f"{found} {lost}", hint))
+
+
+def _objects_of(*wanted: type) -> list[Any]:
+    """All objects of these classes in this process. There may be a million others: no Python code looks at each."""
+    kinds = set[type]()
+    left = list(wanted)
+    while left:
+        kinds.add(kind := left.pop())
+        left += kind.__subclasses__()
+    objects = gc.get_objects()
+    return list(itertools.compress(objects, map(kinds.__contains__, map(type, objects))))
 
 
 def _last_epoch(scheduler: Any) -> int:
@@ -186,10 +258,9 @@ class _Gradients:
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        trained = [[one for group in optimizer.param_groups for one in group["params"]] for optimizer in optimizers]
-        self._all = [one for of_one in trained for one in of_one]
-        # The smallest one: its gradient is kept until the next step.
-        self._watched = [min(of_one, key=torch.Tensor.numel) for of_one in trained if of_one]
+        self._all = [one for optimizer in optimizers for one in optimizer_state.parameters(optimizer)]
+        smallest = {optimizer: _smallest(optimizer) for optimizer in optimizers}
+        self._watched = [one for one in smallest.values() if one is not None]
         self._used: list[Any] = [_version(one) for one in self._watched]
         used, watched = self._used, self._watched  # not this object: the optimizers may outlive it
 
@@ -198,6 +269,12 @@ class _Gradients:
 
         for optimizer in optimizers:
             optimizer.register_step_post_hook(note)
+        self._sums = [_GradientSum(optimizer, one) for optimizer, one in smallest.items() if one is not None]
+
+    @property
+    def are_added_up(self) -> bool:
+        """Whether an optimizer has made a step with the sum of its gradient and that of the step before."""
+        return any(one.is_used for one in self._sums)
 
     def are_unused(self) -> bool:
         """Whether there are such gradients, all of them finite, and not all zeros: a bad step may have been skipped."""
@@ -206,6 +283,56 @@ class _Gradients:
         if not any(bool(local_part(one).any()) for one in new if one is not None):
             return False
         return bool(non_finite.are_finite([one.grad for one in self._all if one.grad is not None]))
+
+
+class _GradientSum:
+    """Whether an optimizer has made a step with its gradient added to that of the step before, in its first steps.
+
+    It looks at one gradient before each backward pass reaches it. That waits for a GPU.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
+        self.is_used = False
+        self._parameter = parameter
+        self._steps = 0
+        self._passes = 0  # since the last step
+        self._is_sum = False
+        self._last = _version(parameter)
+        if is_sharded(parameter):  # FSDP2 calls no other hook
+            self._hook = parameter.register_post_accumulate_grad_hook(self._after_pass)
+        else:
+            self._hook = parameter.register_hook(self._before_pass)
+        optimizer.register_step_post_hook(self._note_step)
+
+    def _before_pass(self, _: torch.Tensor) -> None:
+        gradient = self._parameter.grad
+        if gradient is not None and gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # a CUDA graph can't wait
+        self._note_pass(has_older=gradient is not None and bool(gradient.any()))
+
+    def _after_pass(self, parameter: torch.Tensor) -> None:
+        """FSDP2 adds to the local part: the count of changes, which a zero_grad in place raises, stays the same."""
+        before, self._last = self._last, _version(parameter)
+        self._note_pass(has_older=self._last[0] is before[0] and self._last[1] == before[1])
+
+    def _note_pass(self, *, has_older: bool) -> None:
+        self._is_sum = has_older and (self._is_sum or self._passes == 0 < self._steps)
+        self._passes += 1
+
+    def _note_step(self, *_: object) -> None:
+        self.is_used |= self._is_sum
+        self._is_sum = False
+        self._passes = 0
+        self._steps += 1
+        self._last = _version(self._parameter)
+        if self._steps == _LOOKED_AT:
+            self._hook.remove()
+
+
+def _smallest(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """The smallest parameter that it trains now: its gradient is kept until the next step."""
+    parameters = [one for one in optimizer_state.parameters(optimizer) if one.requires_grad]
+    return min(parameters, key=torch.Tensor.numel, default=None)
 
 
 def _version(parameter: torch.Tensor) -> tuple[torch.Tensor | None, int]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slowness import LIMIT_S, scaled
 from stand_ins import HOSTILE, FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import launch_options
@@ -132,7 +133,9 @@ def in_image(path: str, *command: str, **env: str) -> subprocess.CompletedProces
     """Run the words that an image gets, where the PATH has what the image has."""
     words = srun_step.srun(Options(command=command, container_image="x"), SIZE, None)
     place = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "PATH": path, **env}
-    return subprocess.run(words[words.index("sh") :], env=place, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        words[words.index("sh") :], env=place, capture_output=True, text=True, timeout=scaled(LIMIT_S)
+    )
 
 
 def test_an_image_without_this_python_has_its_own_or_runs_the_command_alone(

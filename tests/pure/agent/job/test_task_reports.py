@@ -22,7 +22,7 @@ def ended(rank: int | None, status: int, **more: Any) -> Message:
 
 
 def idle(task: int, status: int = 0) -> Message:
-    return {"kind": "idle", "task": str(task), "status": status}
+    return {"kind": "idle", "task": str(task), "status": status, "got_term": False}
 
 
 def heard(*messages: Message, launcher: str = "srun", tasks: int = 0) -> TaskReports:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.agent.task import task
 from cluster_ddp.errors import JobError
@@ -34,7 +34,7 @@ def test_ranks_of_earlier_starts_are_killed_and_nobody_else() -> None:
     victims = [subprocess.Popen(["sleep", "600"], env={**EARLIER, "CLUSTER_DDP_START": start}) for start in "01"]
     try:
         task.kill_earlier_ranks(TASK)
-        assert [one.wait(timeout=scaled(10)) for one in victims] == [-signal.SIGKILL] * 2
+        assert [one.wait(timeout=scaled(LIMIT_S)) for one in victims] == [-signal.SIGKILL] * 2
         assert [name for name, one in started.items() if one.poll() is not None] == []
     finally:
         for one in (*started.values(), *victims):

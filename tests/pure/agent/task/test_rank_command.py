@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slowness import LIMIT_S, scaled
 from stand_ins import APPTAINER, HOSTILE
 
 from cluster_ddp.agent.launch_options import Options
@@ -45,7 +46,7 @@ def run(
     """Run a command in a container."""
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "CLUSTER_DDP_NOTES": "/notes", **(env or {})}
     argv, env = rank_command.in_container(container, command, env, ignore_warnings)
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
 
 
 def test_a_rank_gets_its_place_and_its_settings(tools: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from made_runs import BEGAN_S, make_run, write_lines
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.cli import report as verb
 from cluster_ddp.jobs.report import page, time_series
@@ -266,7 +267,7 @@ def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     words = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", profile, "--virtual-time-budget=3000"]
     shown = subprocess.run(
-        [*words, "--dump-dom", (tmp_path / "r.html").as_uri()], capture_output=True, text=True, timeout=120
+        [*words, "--dump-dom", (tmp_path / "r.html").as_uri()], capture_output=True, text=True, timeout=scaled(LIMIT_S)
     )
     count = len(data((tmp_path / "r.html").read_text())["charts"])
     assert f'data-charts="{count}"' in shown.stdout[:2000], shown.stderr[-2000:]
@@ -280,7 +281,7 @@ def test_pictures_are_light_and_dark_and_fit_a_phone(tmp_path: Path) -> None:
     run_dir, brightness = make_run(tmp_path / "x-12", epochs=1), {}
     for name, options in (("light", []), ("dark", ["--dark"])):
         command = [sys.executable, str(SCREENSHOT), str(run_dir), "--image", str(tmp_path / f"{name}.png"), *options]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, check=True, capture_output=True, timeout=scaled(LIMIT_S))
         picture = imread(tmp_path / f"{name}.png")
         assert picture.shape[:2] == (1500, 1200)
         brightness[name] = picture[..., :3].mean()
@@ -295,5 +296,5 @@ def test_pictures_are_light_and_dark_and_fit_a_phone(tmp_path: Path) -> None:
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     words = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", profile, "--virtual-time-budget=3000"]
     words += ["--allow-file-access-from-files", "--dump-dom", (tmp_path / "phone.html").as_uri()]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert 'data-hidden="0"' in shown.stdout, shown.stdout[-500:] + shown.stderr[-2000:]

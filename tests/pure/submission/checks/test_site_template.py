@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.render import agent_options, render
@@ -63,7 +64,7 @@ def test_what_stands_before_the_ranks_reaches_them_and_what_stands_after_runs_af
     (tmp_path / "cluster-ddp").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     process = subprocess.Popen(["bash", "-c", of_text(tmp_path, EXTENDS + BLOCKS)], stdout=subprocess.PIPE, env=env)
-    mine, words, pid = process.communicate(timeout=60)[0].decode().splitlines()
+    mine, words, pid = process.communicate(timeout=scaled(LIMIT_S))[0].decode().splitlines()
     assert (mine, int(pid)) == ("it's 1", process.pid), "the ranks are started by the script's own process"
     launch, cleanup, *command = words.split("|")
     assert (launch, command) == ("launch", ["--", "true", ""])
@@ -77,7 +78,7 @@ def test_a_trap_in_it_runs_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "cluster-ddp").chmod(0o755)
     text = of_text(tmp_path, EXTENDS + "{% block before %}trap 'echo bye' EXIT{% endblock %}")
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", text], env=env, stdout=subprocess.PIPE, timeout=60)
+    done = subprocess.run(["bash", "-c", text], env=env, stdout=subprocess.PIPE, timeout=scaled(LIMIT_S))
     assert (done.returncode, done.stdout) == (7, b"bye\n")
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slowness import LIMIT_S, scaled
 from venvs import make_venv
 
 OWN = sys.prefix
@@ -18,7 +19,9 @@ def submit(folder: Path, *words: str, dry: bool = True, **env: str) -> subproces
     """Submit with the tests' Python, with no environment activated but that of `env`."""
     how = ["--gpus-per-node", "1", *(["--dry-run"] if dry else [])]
     command = [sys.executable, "-m", "cluster_ddp.submit", *how, *words]
-    return subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=scaled(LIMIT_S)
+    )
 
 
 @pytest.fixture

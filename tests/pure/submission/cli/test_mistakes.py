@@ -885,7 +885,7 @@ def test_the_help_of_the_training_looks_like_that_of_other_verbs(capsys, monkeyp
 TRAINING = [
     ("--epochs 3 --lr=0.5 --run-dir r", {"epochs": 3, "lr": 0.5, "run_dir": Path("r")}),
     ("--amp bf16 --no-cuda --deterministic", {"amp": "bf16", "cuda": False, "deterministic": True}),
-    ("--stop-signals USR1 TERM --trace 2", {"stop_signals": ("USR1", "TERM"), "trace": 2}),
+    ("--stop-signals USR1 TERM --keep-checkpoints 2", {"stop_signals": ("USR1", "TERM"), "keep_checkpoints": 2}),
     ("--hang-warning-s 0 --seed 0", {"hang_warning_s": 0.0, "seed": 0}),
     ("--dataset folder:a=b", {"dataset": "folder:a=b"}),
 ]

@@ -47,13 +47,12 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Site:
 
 def test_the_keys_are_those_of_a_job_and_of_its_submission() -> None:
     fields = {field.name for field in dataclasses.fields(JobSpec)}
-    assert set(settings_keys.legal_keys()) == fields - {"command", "description", "grid", "max_nodes"} | {
+    assert set(settings_keys.kinds()) == fields - {"command", "description", "grid", "max_nodes"} | {
         "runs_dir",
         "accept",
-        "co2_g_per_kwh",
         "nodes_submit",
     }
-    assert len(settings_keys.legal_keys()) == len(set(settings_keys.legal_keys()))
+    assert len(settings_keys.kinds()) == len(set(settings_keys.kinds()))
 
 
 def test_no_file_sets_nothing(site: Site) -> None:
@@ -75,7 +74,6 @@ def test_no_file_sets_nothing(site: Site) -> None:
         ('container_overlays = ["/a b.img"]', ("/a b.img",)),
         ('runs_dir = "/scratch/größe"', "/scratch/größe"),
         ("hang_restart_s = 30", 30),
-        ("co2_g_per_kwh = 230", 230.0),
         ('accept = ["cluster", "modules"]', ("cluster", "modules")),
     ],
 )
@@ -92,15 +90,6 @@ def test_values_are_as_a_job_takes_them(site: Site, text: str, value: Any) -> No
 def test_a_pack_for_arrays_of_the_command_line(site: Site) -> None:
     site.project.write_text("pack = 4\njobs = 2\n")
     assert site.load().values == {"pack": 4, "jobs": 2}
-
-
-def test_earlier_names_become_the_present_one(site: Site) -> None:
-    site.project.write_text("requeue_elsewhere = 4\nspare_nodes = 1\n[p]\nrequeue_on_failure = 2\n")
-    assert site.load().values == {"restarts": 4, "spare_nodes": 1}
-    assert site.load("p") == Settings(
-        values={"restarts": 2, "spare_nodes": 1},
-        origins={"restarts": f"{site.project} [p]", "spare_nodes": str(site.project)},
-    )
 
 
 @pytest.mark.parametrize(
@@ -206,16 +195,8 @@ def test_a_range_of_nodes_is_one_key_and_two_fields(site: Site) -> None:
         ('nodes = "2:8"', "such as 2-8. It is '2:8'.", 'write nodes = "2-8"'),
         ("max_nodes = 8", "there is no key 'max_nodes'.", "the keys are"),
         ("nodes = true", "nodes must be an integer. It is True.", "write nodes = 2"),
-        ('requeue_elsewhere = "2"', "requeue_elsewhere must be an integer.", "write requeue_elsewhere = 2"),
-        ("requeue_on_failure = -1", "requeue_on_failure must be a whole number", "change requeue_on_failure"),
-        (
-            'co2_g_per_kwh = "230"',
-            "must be a number of 0 to 10000, outside of profiles. It is '230'",
-            "_kwh = 230 above",
-        ),
-        ("co2_g_per_kwh = -1", "It is -1.", "write co2_g_per_kwh = 230"),
-        ("co2_g_per_kwh = nan", "It is nan.", "write co2_g_per_kwh = 230"),
-        ("co2_per_kwh = 230", "no key 'co2_per_kwh'. Did you mean co2_g_per_kwh?", "the keys are name, nodes"),
+        ('restarts = "2"', "restarts must be an integer.", "write restarts = 2"),
+        ("restarts = -1", "restarts must be a whole number", "change restarts"),
         ("nodes = 2.0", "nodes must be an integer. It is 2.0.", "write nodes = 2"),
         ('requeue = "yes"', "requeue must be true or false. It is 'yes'.", "write requeue = true"),
         ("requeue = 1", "requeue must be true or false. It is 1.", "write requeue = true"),
@@ -344,12 +325,6 @@ def test_without_any_profile_the_files_are_named(site: Site, name: str) -> None:
     assert f"write a table [{name}]" in error.hint
     with pytest.raises(ProfileError, match=r"or a parent of it\.\n"):
         load(name, folder=site.home, env={})
-
-
-def test_the_sites_co2_is_no_setting_of_a_profile(site: Site) -> None:
-    """A report does not know it: it would be ignored."""
-    site.project.write_text("[green]\nco2_g_per_kwh = 20\n")
-    assert (error := site.error()).found.endswith("outside of profiles. It is 20.") and "above the first" in error.hint
 
 
 def test_examples_are_there() -> None:

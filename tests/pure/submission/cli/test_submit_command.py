@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,31 +106,6 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
     assert err.rstrip().endswith("-- python my_train.py --lr 1")
 
 
-def test_a_run_of_an_earlier_version_resumes_with_options_of_the_training(
-    capsys, fake_slurm: FakeSlurm, folder: Path
-) -> None:
-    """It has the training as a command, as one in a container has it today; and what it was submitted with."""
-    fake_slurm.command("scontrol", "echo 'JobId=12 JobName=x JobState=FAILED Reason=None ExitCode=1:0'")
-    run(capsys, "--no-check", "--", "python", "-m", "cluster_ddp.train", "--epochs", "3")
-    path = folder / "runs/cluster_ddp.train-12/spec.json"
-    record = json.loads(path.read_text())
-    del record["local"], record["reference_options"]
-    for name in ("restarts", "spare_nodes", "restart_args"):
-        del record["spec"][name]
-    record["spec"] |= {"requeue_on_failure": 2, "requeue_elsewhere": 4}
-    path.write_text(json.dumps({**record, "backend": "local"}))
-    assert resume.find("12", folder / "runs").local
-    fake_slurm.command("sbatch", "echo 13")
-    status, _, err = run(capsys, "--no-check", "--resume", "12", "--no-local", "--epochs", "5")
-    assert status == 0, err
-    assert json.loads(path.read_text())["command"][1:] == [
-        "-m",
-        "cluster_ddp.train",
-        *("--epochs", "3", "--epochs", "5"),
-    ]
-    assert json.loads(path.read_text())["spec"]["restarts"] == 4
-
-
 def test_what_resumes_has_the_words_for_later_starts_from_its_first_start_on(
     capsys, fake_slurm: FakeSlurm, folder: Path
 ) -> None:
@@ -148,23 +122,6 @@ def test_what_resumes_has_the_words_for_later_starts_from_its_first_start_on(
         assert script.read_text().endswith(" -- python my_train.py --resume 'o o/last' \"$@\"\n")
         assert "--restart-args" not in script.read_text()
         assert json.loads(path.read_text())["spec"]["restart_args"] == "--resume 'o o/last'"
-
-
-@pytest.mark.parametrize(
-    ("toml", "argv", "restarts"),
-    [
-        ("", ("--requeue-on-failure", "2", "--requeue-elsewhere", "4", "--restarts", "3"), 4),
-        ("requeue_elsewhere = 4", (), 4),
-        ("requeue_elsewhere = 4", ("--restarts", "2"), 2),
-        ("restarts = 4", ("--requeue-on-failure", "2"), 2),
-        ("restarts = 4", ("--restarts", "0"), 0),
-    ],
-)
-def test_earlier_names_of_restarts(capsys, folder: Path, toml: str, argv: tuple[str, ...], restarts: int) -> None:
-    (folder / "cluster.toml").write_text(toml)
-    status, out, err = run(capsys, *argv, "--no-check", "--dry-run", "--", "true")
-    assert status == 0, err
-    assert re.findall(r"^  --restarts=(\d+)", out, re.MULTILINE) == ([str(restarts)] if restarts else [])
 
 
 def test_what_is_submitted_has_the_price_of_its_spare_nodes(capsys, folder: Path) -> None:

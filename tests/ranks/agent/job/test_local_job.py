@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE
 
 from cluster_ddp.agent import outcome
@@ -36,7 +36,7 @@ def start(folder: Path, command: str, *options: str) -> subprocess.Popen[str]:
 
 
 def run(folder: Path, command: str, *options: str) -> tuple[int, str, outcome.Outcome]:
-    status = start(folder, command, *options).wait(timeout=scaled(60))
+    status = start(folder, command, *options).wait(timeout=scaled(LIMIT_S))
     ended = outcome.read(folder / "it's run")
     assert ended is not None
     return status, (folder / "job.log").read_text(), ended
@@ -66,6 +66,7 @@ def test_what_was_stopped_in_time_starts_again_as_often_as_it_may(tmp_path: Path
     assert (status, ended.state, ended.restart) == (75, "FAILED", 2)
     assert "error: stopped in time, but started again 2 times already (--max-requeues 2)." in said
     assert (tmp_path / "it's run" / "task-0.log").read_text() == "0\n1\n2\n"
+    assert said.startswith(f"The ranks write to {tmp_path}/it's run/task-*.log; to read that: cluster-ddp logs ")
 
 
 @pytest.mark.quick
@@ -97,7 +98,7 @@ def test_a_command_that_hides_that_it_was_stopped_has_failed(tmp_path: Path) -> 
 def test_an_outcome_that_cannot_be_written_costs_neither_status_nor_cleanup(tmp_path: Path) -> None:
     """The disk is full, or the run directory is gone."""
     command = 'mkdir -p "$CLUSTER_DDP_RUN_DIR/outcome.json"; exit 3'
-    assert start(tmp_path, command, "--cleanup=echo cleaned $status").wait(timeout=scaled(60)) == 3
+    assert start(tmp_path, command, "--cleanup=echo cleaned $status").wait(timeout=scaled(LIMIT_S)) == 3
     assert (tmp_path / "job.log").read_text().splitlines()[-1] == "cleaned 3"
 
 
@@ -111,7 +112,7 @@ def test_term_cancels_it_also_what_is_deaf_or_suspended(tmp_path: Path) -> None:
     process = start(tmp_path, deaf)
     wait_until(lambda: all((tmp_path / f"pid{rank}").exists() for rank in (0, 1)))
     process.terminate()
-    assert process.wait(timeout=scaled(60)) == 143
+    assert process.wait(timeout=scaled(LIMIT_S)) == 143
     ended = outcome.read(tmp_path / "it's run")
     assert ended is not None and ended.state == "CANCELLED"
     assert not pid_in(tmp_path / "pid0").exists() and not pid_in(tmp_path / "pid1").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pytest
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 
 from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.agent.job.restart import requeue
@@ -98,7 +98,7 @@ class Job:
         """Run an agent to its end. Options: those of `start`."""
         agent = self.start(**options)
         try:
-            log, _ = agent.communicate(timeout=scaled(60))
+            log, _ = agent.communicate(timeout=scaled(LIMIT_S))
         finally:
             agent.kill()
         assert log is None or "Traceback" not in log, log
@@ -362,6 +362,6 @@ def test_term_from_outside_does_not_cut_a_request_short(job: Job) -> None:
     agent = job.start(leave=NODE)
     wait_until(job.told)
     agent.terminate()
-    log, _ = agent.communicate(timeout=scaled(60))
+    log, _ = agent.communicate(timeout=scaled(LIMIT_S))
     assert (agent.returncode, log.splitlines()[-1]) == (0, "is requeued: True")
     assert job.told() == ["requeue 71", WISH]

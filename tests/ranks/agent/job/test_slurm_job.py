@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from namespaces import unshare
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 ROOT = Path(__file__).parents[4]
 FILES = 256
@@ -59,7 +59,7 @@ def start(
     } | variables
     agent = [sys.executable, "-m", "cluster_ddp.agent", "job", *options, "--", "bash", "-c", RANK]
     command = [*around, "bash", "-c", f"{before}ulimit -Sn {FILES}; exec {shlex.join(agent)}"]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(60))
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
 
 
 @pytest.mark.parametrize("name", ["USR1", "USR2"])

@@ -47,7 +47,7 @@ def test_ranks_that_were_left_behind_are_not_heard(running: Tasks) -> None:
     running.again(reports, {**ENV, "CLUSTER_DDP_START": "2"})
     old, new = task_of(running, 1, 0), task_of(running, 2, 1)
     old.say("ended", **End(0, "node0", 3)._asdict())
-    old.say("idle", task="0", status=3)
+    old.say("idle", task="0", status=3, got_term=False)
     old.close()
     new.say("ended", **End(1, "node1", 4)._asdict())
     new.close()
@@ -80,7 +80,7 @@ def test_tasks_that_term_has_ended_may_be_the_first_of_the_job(
     reports = TaskReports("srun", 1, tasks=1)
     running.again(reports, {**ENV, "CLUSTER_DDP_START": "0"})
     with contextlib.closing(task_of(running, 0, 0)) as client:
-        client.say("idle", task="0", status=status)
+        client.say("idle", task="0", status=status, got_term=False)
         while not reports.are_idle:
             threading.Event().wait(0.01)
     assert (running.wait(), bool(slept)) == (status, waits)
@@ -146,7 +146,7 @@ def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: T
         told = client.hear(scaled(10))
         assert (told["kind"], told["step"], told["log_dir"]) == ("again", "standby", "/it's here")
         assert told["env"] == {name: WAITING[name] for name in ("CLUSTER_DDP_START", "MASTER_ADDR", "MASTER_PORT")}
-        client.say("idle", task="0", status=0)
+        client.say("idle", task="0", status=0, got_term=False)
         assert prepared.wait() == 0
         assert prepared.can_start_again
 

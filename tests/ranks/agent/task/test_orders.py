@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from listening import Listening, listening
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE, WARNINGS, started
 
 from cluster_ddp import processes
@@ -57,7 +57,7 @@ def test_a_command_is_stopped_and_started_again_until_the_job_is_over(tmp_path: 
         job.server.tell("stop", step=0)
         assert wait_for(job, "idle", 2)["start"] == 1
         job.server.tell("over", step=0)
-        assert task.wait(timeout=scaled(30)) == 137
+        assert task.wait(timeout=scaled(LIMIT_S)) == 137
         assert [one.status for one in job.ends()] == [137, 137]
     assert said.read_text().splitlines()[1] == "1 node 8 7 --resume"
 
@@ -78,14 +78,14 @@ def test_a_task_that_waits_begins_when_it_is_told(tmp_path: Path) -> None:
         job.server.tell("again", step="it's standby", env=again, log_dir=str(tmp_path))
         assert wait_for(job, "idle", 1)["status"] == 0
         job.server.tell("over", step="it's standby")
-        assert task.communicate(timeout=scaled(30)) == ("", "")
+        assert task.communicate(timeout=scaled(LIMIT_S)) == ("", "")
     assert (tmp_path / "task-2.log").read_text() == "node 8\n"
 
 
 def test_a_task_that_waits_never_begins_by_itself() -> None:
     """It can't reach the job, whose ranks may live."""
     with started("bash", "-c", "echo it has begun", options=WAITS, **JOB) as task:
-        out, err = task.communicate(timeout=scaled(30))
+        out, err = task.communicate(timeout=scaled(LIMIT_S))
     assert (task.returncode, out) == (2, "") and "can't be reached" in err
 
 
@@ -107,15 +107,15 @@ def test_a_command_that_runs_when_the_job_is_over_ends_by_itself(tmp_path: Path,
         else:
             job.server.close()
         (tmp_path / "go").touch()
-        assert task.wait(timeout=scaled(30)) == 5
+        assert task.wait(timeout=scaled(LIMIT_S)) == 5
 
 
 def test_an_agent_that_does_not_stay_ends_with_its_command() -> None:
     with listening() as job, started("bash", "-c", "exit 5", **JOB, **job.env) as task:
-        assert task.wait(timeout=scaled(30)) == 5
+        assert task.wait(timeout=scaled(LIMIT_S)) == 5
         assert not kinds(job, "idle")
     with started("bash", "-c", "exit 5", options=("--stays",), **JOB) as task:
-        assert task.wait(timeout=scaled(30)) == 5, "the job can't be reached"
+        assert task.wait(timeout=scaled(LIMIT_S)) == 5, "the job can't be reached"
 
 
 class Scripted(Client):
@@ -200,7 +200,7 @@ def test_a_spare_examines_its_node_when_it_is_asked(
             examined = wait_for(job, "examined", 1)
             assert (examined["host"], examined["fault"], examined["spare"]) == (HOST, fault, True)
             job.server.tell("over", step="spare")
-            assert agent.wait(timeout=scaled(30)) == 0
+            assert agent.wait(timeout=scaled(LIMIT_S)) == 0
         finally:
             agent.kill()
             agent.wait()
@@ -217,4 +217,4 @@ def test_a_spare_ends_with_the_job_and_not_by_a_warning(
             agent.send_signal(number)
         job.server.tell("examine", step="spare", nodes=[HOST])
         assert wait_for(job, "examined", 1)["spare"] is True
-    assert agent.wait(timeout=scaled(30)) == 0
+    assert agent.wait(timeout=scaled(LIMIT_S)) == 0

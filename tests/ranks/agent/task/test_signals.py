@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slowness import scaled, stays, wait_until
+from slowness import LIMIT_S, scaled, stays, wait_until
 from tasks import AT_ONCE, PLACE, WARNINGS, started
 
 from cluster_ddp import processes
@@ -47,7 +47,7 @@ def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals,
     with started(sys.executable, "-c", code, **(AT_ONCE if whom == "the agent" else {})) as task:
         wait_until(ready.exists)
         (os.killpg if whom == "all" else os.kill)(task.pid, number)
-        assert task.wait(timeout=scaled(30)) == status
+        assert task.wait(timeout=scaled(LIMIT_S)) == status
 
 
 @pytest.mark.parametrize("around", ["", "trap : EXIT; "])
@@ -67,7 +67,7 @@ def test_a_warning_waits_for_a_command_that_has_no_handler_yet(
             os.killpg(task.pid, number)  # as Slurm does without control groups
         stays(lambda: task.poll() is None)
         go.touch()
-        assert task.wait(timeout=scaled(30)) == 75
+        assert task.wait(timeout=scaled(LIMIT_S)) == 75
 
 
 def test_a_warning_that_nobody_takes_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,14 +95,14 @@ def test_a_warning_before_the_command_is_started_is_kept_for_it() -> None:
             connection, _ = server.accept()
             task.send_signal(signal.SIGUSR1)
             connection.close()
-            assert task.wait(timeout=scaled(60)) == 75
+            assert task.wait(timeout=scaled(LIMIT_S)) == 75
 
 
 def test_a_command_that_never_listens_is_not_warned() -> None:
     with started("bash", "-c", "echo ready; sleep 0.7; exit 3", **AT_ONCE) as task:
         assert task.stdout is not None and task.stdout.readline() == "ready\n"
         task.send_signal(signal.SIGUSR1)
-        assert task.wait(timeout=scaled(30)) == 3
+        assert task.wait(timeout=scaled(LIMIT_S)) == 3
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_training_behind_another_program_can_save(tmp_path: Path, around: st
         wait_until(ready.exists)
         os.killpg(task.pid, signal.SIGCONT)
         task.send_signal(number)
-        assert task.wait(timeout=scaled(30)) == 75
+        assert task.wait(timeout=scaled(LIMIT_S)) == 75
 
 
 def test_an_agent_below_another_one_does_not_wait_before_it_passes_a_signal_on(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_an_agent_below_another_one_does_not_wait_before_it_passes_a_signal_on(t
     with started(*agent) as task:
         wait_until((tmp_path / "ready").exists)
         task.send_signal(signal.SIGUSR1)
-        assert task.wait(timeout=scaled(30)) == 75
+        assert task.wait(timeout=scaled(LIMIT_S)) == 75
 
 
 def test_a_script_that_goes_on_after_its_training_has_saved_is_ended(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_script_that_goes_on_after_its_training_has_saved_is_ended(tmp_path: P
     with started("bash", "-c", text, **AT_ONCE) as task:
         wait_until((tmp_path / "ready").exists)
         task.terminate()
-        assert task.wait(timeout=scaled(30)) == 143
+        assert task.wait(timeout=scaled(LIMIT_S)) == 143
     assert (tmp_path / "status").read_text() == "75\n"
 
 
@@ -155,7 +155,7 @@ def test_a_shell_that_cleans_up_at_its_end_is_passed_by(tmp_path: Path, number: 
     with started("bash", "-c", f"trap 'echo cleaned up' EXIT; {command}; exit $?", **AT_ONCE) as task:
         wait_until(ready.exists)
         task.send_signal(number)
-        assert task.communicate(timeout=scaled(30))[0] == "cleaned up\n"
+        assert task.communicate(timeout=scaled(LIMIT_S))[0] == "cleaned up\n"
         assert task.returncode == 75
 
 
@@ -165,7 +165,7 @@ def test_a_shell_takes_the_warning_that_it_traps_before_what_it_has_started(tmp_
     with started("bash", "-c", text, options=IGNORING, **AT_ONCE) as task:
         wait_until((tmp_path / "ready").exists)
         task.send_signal(signal.SIGUSR1)
-        assert task.wait(timeout=scaled(30)) == 5
+        assert task.wait(timeout=scaled(LIMIT_S)) == 5
 
 
 def test_a_shell_that_traps_both_is_told_if_nobody_else_can_be() -> None:
@@ -173,7 +173,7 @@ def test_a_shell_that_traps_both_is_told_if_nobody_else_can_be() -> None:
     with started("bash", "-c", text, **AT_ONCE) as task:
         assert task.stdout is not None and task.stdout.readline() == "ready\n"
         task.send_signal(signal.SIGUSR1)
-        assert task.wait(timeout=scaled(30)) == 5
+        assert task.wait(timeout=scaled(LIMIT_S)) == 5
 
 
 def test_a_shell_that_was_just_forked_gets_no_signal_of_its_parents() -> None:
@@ -217,7 +217,7 @@ def test_a_suspended_command_ends_of_term() -> None:
         pid = int(task.stdout.readline())
         wait_until(lambda: processes.is_stopped(pid))
         task.terminate()
-        assert task.wait(timeout=scaled(30)) == 143
+        assert task.wait(timeout=scaled(LIMIT_S)) == 143
 
 
 def test_what_nohup_has_started_survives_the_end_of_a_terminal(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_what_is_typed_reaches_a_command_once_as_what_is_sent_does(tmp_path: Pat
         else:
             (pid,) = children(task.pid) or [task.pid]
             os.kill(pid, signal.SIGINT)
-        assert task.wait(timeout=scaled(30)) == 0
+        assert task.wait(timeout=scaled(LIMIT_S)) == 0
         assert counted.read_text() == "x"
     finally:
         task.kill()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slowness import scaled, stays, wait_until
+from slowness import LIMIT_S, scaled, stays, wait_until
 from tasks import PLACE
 
 from cluster_ddp import processes
@@ -24,7 +24,7 @@ from cluster_ddp.agent.task import supervisor as module
 from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp import processes
 options = json.loads(sys.argv[1])
-module.PATIENCE_S = options.pop("patience_s", 1.0)
+module._UNTIL_TERM_S[75] = options.pop("patience_s", 1.0)
 if "kills" in options:
     counts = iter(options.pop("kills"))
     processes.oom_kills = lambda: next(counts)
@@ -67,7 +67,7 @@ class Kept:
     def end(self) -> tuple[int, bool, list[list[object]], str]:
         try:
             assert self.process.stdout is not None
-            self.process.wait(timeout=scaled(30))
+            self.process.wait(timeout=scaled(LIMIT_S))
             return (*json.loads(self.process.stdout.read()), (self.folder / "stderr").read_text())
         finally:
             for pid in self.pids:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from listening import listening
 from ranks import job_ids
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE, start, started
 
 from cluster_ddp import processes
@@ -23,7 +23,7 @@ HOST = "node7"  # Slurm's name of the node, not the host's
 
 def run(*command: str, **more) -> tuple[int, str, str]:
     task = start(*command, SLURMD_NODENAME=HOST, **more)
-    out, err = task.communicate(timeout=scaled(60))
+    out, err = task.communicate(timeout=scaled(LIMIT_S))
     return task.returncode, out, err
 
 

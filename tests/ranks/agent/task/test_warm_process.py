@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from listening import Listening, listening
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE, started
 
 from cluster_ddp import processes
@@ -27,10 +27,17 @@ JOB = {
     **{"SLURM_JOB_ID": "71", "SLURMD_NODENAME": f"node{os.getpid()}"},
 }
 AGAIN = {"CLUSTER_DDP_START": "1", "MASTER_ADDR": "node 8", "MASTER_PORT": "7"}
-AT_ONCE = (
-    "import sys; from cluster_ddp.agent.task import warm_process; warm_process.AFTER_S = 0.0;"
-    "from cluster_ddp.agent import __main__ as agent; agent.run()"
-)
+AT_ONCE = """\
+import os, sys
+from cluster_ddp.agent import __main__ as agent
+from cluster_ddp.agent.task import warm_process
+start = warm_process.Warm._start
+def noted(warm):
+    start(warm)
+    open(f"{os.environ['SAID']}.warm", "w").close()
+warm_process.Warm._start, warm_process.AFTER_S = noted, 0.0
+agent.run()
+"""
 # What a script can see of its process.
 SCRIPT = """\
 import torch
@@ -69,6 +76,10 @@ class Running:
         """The processes that wait to become a rank."""
         return [pid for pid in processes.children(self.task.pid) if b"fork.warm_rank" in _command(pid)]
 
+    def has_begun_to_wait(self) -> bool:
+        """Whether the process that waits was started, however it has ended."""
+        return Path(f"{self._said}.warm").exists()
+
     def again(self) -> None:
         self.job.server.tell("stop", step=0)
         wait_until(lambda: any(one["kind"] == "idle" for one in self.job.said), said=lambda: self.job.said)
@@ -77,7 +88,7 @@ class Running:
     def end(self) -> tuple[str, str]:
         self.job.server.tell("over", step=0)
         self.job.server.tell("stop", step=0)
-        return self.task.communicate(timeout=scaled(30))
+        return self.task.communicate(timeout=scaled(LIMIT_S))
 
 
 def _command(pid: int) -> bytes:
@@ -174,6 +185,7 @@ def test_without_the_process_a_new_one_is_started(
         archive.writestr("__main__.py", WITHOUT_TORCH)
     with running(tmp_path, *command, script=WITHOUT_TORCH) as run:
         run.start(0)
+        wait_until(lambda: "no Python" in said or run.has_begun_to_wait())
         if "was killed" in said:
             wait_until(run.waiting)
             waiting = run.waiting()[0]

@@ -53,6 +53,10 @@ class Training:
     patient: bool = True
     batches: int = STEPS + 1
     stepless: tuple[int, ...] = ()
+    before_batches: Callable[[Training], object] = lambda _: None
+    """In each epoch, before its first batch."""
+    before_step: Callable[[Training], object] = lambda _: None
+    """In each batch, before the optimizer's step."""
     made: list[str] = field(default_factory=list)
     """What was done: "t0" is a step of the first epoch's training, "e0" the first epoch's evaluation as a whole."""
 
@@ -74,9 +78,11 @@ class Training:
         self.ticks = 0
         for epoch in self.checkpoint.epochs(EPOCHS):
             self.epoch = epoch
+            self.before_batches(self)
             self.model.train()
             for (samples,) in self.shard:
                 self.optimizer.zero_grad()
+                self.before_step(self)
                 self.model(samples + torch.rand(())).square().mean().backward()
                 self.optimizer.step()
                 self.made.append(f"t{epoch}")
@@ -195,6 +201,83 @@ def test_ended_anywhere_it_comes_to_the_same(
         assert lines(path) == lines(whole.path), at
         if do is stop:  # nothing of the training, and no evaluation that was done, is made again
             assert first.made + second.made == whole.made or follow is twice, at
+
+
+def evaluates_second_batch(one: Training) -> None:
+    if one.shard.step == 1:
+        one.evaluate()
+        one.model.train()
+
+
+@pytest.mark.parametrize(("do", "every"), [(stop, "never"), (stop, "1epoch"), (kill, "3steps")])
+@pytest.mark.parametrize(
+    "elsewhere",
+    [{"before_batches": with_the_weights_average}, {"before_step": evaluates_second_batch}],
+    ids=["before the batches", "before a step"],
+)
+def test_an_evaluation_elsewhere(
+    world: World, tmp_path: Path, do: Any, every: str, elsewhere: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ended in it, a resume does it again, and loses no batch."""
+    whole = Training(world, tmp_path / "whole", **elsewhere)
+    bits = whole.run(scheduler_first)
+    for at in range(whole.ticks):
+        path = tmp_path / f"{at}"
+        first, second = Training(world, path, every, at, do, **elsewhere), Training(world, path, every, **elsewhere)
+        with pytest.raises((Stopped, Killed)):
+            first.run(scheduler_first)
+        assert second.run(scheduler_first) == bits, at
+        assert lines(path) == lines(whole.path), at
+    said = "Stopped after step 0 (epoch 1): rank 0: " in (out := capsys.readouterr().out)
+    assert said == ("Nothing was trained: nothing to save." in out) == ("before_batches" in elsewhere and do is stop)
+
+
+def keeps_smallest_weights(one: Training) -> None:
+    """Training makes them smaller, so a resume inside an epoch has smaller ones here than at the epoch's beginning."""
+    one.checkpoint.best("size", one.model.module[1].weight.norm().item(), mode="min")
+
+
+def test_best_before_the_batches_keeps_nothing_that_a_resume_runs_again(world: World, tmp_path: Path) -> None:
+    best = "checkpoints/best-size.pt"
+    whole = Training(world, tmp_path / "whole", before_batches=keeps_smallest_weights)
+    whole.run(scheduler_first)
+    kept = checkpoint_file.read(tmp_path / "whole" / best)
+    assert kept["position"]["steps"] == (EPOCHS - 1) * STEPS
+    for at in (STEPS - 1, STEPS + EVALUATION_STEPS + 1):
+        options: dict[str, Any] = {"every": "never", "before_batches": keeps_smallest_weights}
+        with pytest.raises(Stopped):
+            Training(world, tmp_path / f"{at}", at=at, **options).run(scheduler_first)
+        Training(world, tmp_path / f"{at}", **options).run(scheduler_first)
+        again = checkpoint_file.read(tmp_path / f"{at}" / best)
+        assert again["position"]["steps"] == kept["position"]["steps"], at
+        assert repr(again["parts"]["model"]) == repr(kept["parts"]["model"]), at
+
+
+def trained_without_a_shard(world: World, path: Path, at: int = -1) -> bytes:
+    """Train, with an evaluation of random numbers before each step. In its batch `at` the job is told to stop."""
+    torch.manual_seed(1)
+    model = world.wrap(torch.nn.Linear(3, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    checkpoint = cluster_ddp.Checkpointer(world, run_dir=path, every="never", model=model, optimizer=optimizer)
+    for done in checkpoint.until(STEPS):
+        for number in range(EVALUATION_STEPS):
+            model(torch.rand(2, 3))
+            if at == done * EVALUATION_STEPS + number:
+                stop(checkpoint)
+            checkpoint.stop_if_asked()
+        optimizer.zero_grad()
+        model(torch.rand(2, 3)).square().mean().backward()
+        optimizer.step()
+        checkpoint.step()
+    return b"".join(one.numpy().tobytes() for one in model.state_dict().values())
+
+
+def test_an_evaluation_before_a_step_without_a_shard(world: World, tmp_path: Path) -> None:
+    bits = trained_without_a_shard(world, tmp_path / "whole")
+    for at in range((STEPS - 1) * EVALUATION_STEPS):
+        with pytest.raises(Stopped):
+            trained_without_a_shard(world, tmp_path / f"{at}", at)
+        assert trained_without_a_shard(world, tmp_path / f"{at}") == bits, at
 
 
 def test_a_kill_in_an_evaluation_costs_that_evaluation_only(world: World, tmp_path: Path) -> None:

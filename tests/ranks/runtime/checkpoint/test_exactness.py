@@ -43,6 +43,56 @@ def test_after_end(tmp_path: Path) -> None:
     equal_after_kill(draw_at_the_end, tmp_path, kill=("end", 12))
 
 
+def code_before_batches(world: World, point: Point, *, every: str, strategy: str = "ddp") -> dict[str, Any]:
+    """Code of each epoch stands before its batches: a resume inside the epoch runs that again."""
+    model: Any = world.wrap(net(), **({"strategy": "fsdp", "blocks": torch.nn.Linear} if strategy == "fsdp" else {}))
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    shard = world.shard(data(), batch_size=8, shuffle_seed=3)
+    losses = cluster_ddp.Meter(world)
+    world.seed_rank(2)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, every=every, meters={"losses": losses}, **parts)
+    for epoch in checkpoint.epochs(3):
+        losses.reset()
+        if epoch == 0:
+            model.load_state_dict(first)
+        else:
+            scheduler.step()
+        if epoch == 1:
+            optimizer.param_groups[0]["momentum"] /= 2
+        if epoch == 2:
+            torch.manual_seed(epoch + world.rank)
+        shift = torch.rand(())
+        for x, y in shard:
+            loss = F.cross_entropy(model(x + shift + torch.rand(())), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.add(loss.detach() * len(x), len(x))
+            checkpoint.step()
+            checkpoint._saver.wait()
+            point("stepped", checkpoint.steps)
+        world.log("epoch", epoch=epoch, loss=losses.mean(), shift=shift.item())
+        point("ended", checkpoint.steps)
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("options", "kills"),
+    [
+        ({"every": "1steps"}, [("stepped", 3), ("stepped", 9), ("stepped", 14)]),
+        pytest.param({"every": "1epoch"}, [("stepped", 8), ("ended", 12)], marks=pytest.mark.full),
+        pytest.param({"every": "1steps", "strategy": "fsdp"}, [("stepped", 4), ("ended", 12)], marks=pytest.mark.full),
+    ],
+    ids=["inside", "at the end", "fsdp"],
+)
+def test_code_before_the_batches(tmp_path: Path, options: dict[str, Any], kills: list[tuple[str, int]]) -> None:
+    """The parts, meters and random numbers are as at the step that is resumed from; that code has drawn the same."""
+    equal_after_kill(functools.partial(code_before_batches, **options), tmp_path, kill=kills)
+
+
 def log_after_step(world: World, point: Point) -> dict[str, Any]:
     """A record is logged after `checkpoint.step()`, when `checkpoint.steps` is its number."""
     model = world.wrap(net())

@@ -83,7 +83,7 @@ def test_a_resume_trains_no_further(
     assert "checkpoint.finish() ended this training at step 8: nothing to train." in (out := capsys.readouterr().out)
     assert f"resume='{last}'" in out
     Training(world, tmp_path).checkpoint.finish()
-    assert checkpoint_file.read(last)["position"] == {"steps": 8, "epoch": 2, "finished": True}
+    assert checkpoint_file.read(last)["position"] == {"steps": 8, "epoch": 2, "finished": True, "left_at": None}
 
 
 def test_it_may_be_called_after_the_loop(world: World, tmp_path: Path) -> None:

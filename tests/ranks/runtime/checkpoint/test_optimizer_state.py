@@ -220,7 +220,7 @@ def test_a_group_that_was_added_later_is_refused_with_the_cure(world: World, tmp
     optimizer.add_param_group({"params": [*model[0].parameters()], "lr": 0.001})
     save(world, tmp_path, model=model, optimizer=optimizer)
     again = AdamW(model[3].parameters())
-    words = r"optimizer also has model\.0\.weight, model\.0\.bias: give all parameter groups .* before"
+    words = r"optimizer also has model\.0\.weight, model\.0\.bias: give the optimizer all its parameters before .* lr=0"
     with pytest.raises(CheckpointError, match=words):
         cluster_ddp.Checkpointer(world, run_dir=tmp_path, model=model, optimizer=again)
 

@@ -50,7 +50,7 @@ def run(folder: Path, world_size: int = 3, **env: object) -> list[Outcome]:
     }
     common = {"OPTIONS": json.dumps(options), "CLUSTER_DDP_RUN_DIR": str(folder / "run"), **texts}
     environments = [slurm_step(rank, world_size, job_id=JOB_ID, **common) for rank in range(world_size)]
-    return run_ranks(train_digits, environments, folder / "logs", timeout_s=120)
+    return run_ranks(train_digits, environments, folder / "logs")
 
 
 def metrics(folder: Path) -> list[dict]:

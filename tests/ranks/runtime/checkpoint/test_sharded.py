@@ -240,6 +240,7 @@ def resume_from_damaged() -> None:
         print(json.dumps(found))
 
 
+@pytest.mark.full
 def test_a_damaged_shard_is_found_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     ends = ran(resume_from_damaged, 2, tmp_path)
     aside = [10, ["step-00000012.pt.damaged", "step-00000012.shards.damaged"]]
@@ -270,6 +271,7 @@ def fail_on_rank_1() -> None:
                 training.model.unused.to_local().detach().fill_(float("nan") if step == 5 else 0.0)
 
 
+@pytest.mark.full
 def test_what_fails_on_one_rank_costs_that_checkpoint_only(tmp_path: Path) -> None:
     ends = ran(fail_on_rank_1, 2, tmp_path)
     assert [end.exit_code for end in ends] == [1, -signal.SIGKILL]
@@ -316,6 +318,7 @@ def fail_at_the_end() -> None:
                 assert (run / "checkpoints" / "best-loss.pt").exists()
 
 
+@pytest.mark.full
 def test_the_end_of_a_training_is_saved_once_all_ranks_can(tmp_path: Path) -> None:
     ends = ran(fail_at_the_end, 2, tmp_path)
     assert [end.exit_code for end in ends] == [0, 0], ends

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import job_ids, run_ranks, slurm_step
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import checkpoint_file
@@ -113,9 +113,9 @@ def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path: Path) ->
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
     command: list[Any] = [sys.executable, "-c", PEAK, tmp_path / "run", "150"]
-    subprocess.run(command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=scaled(200))
+    subprocess.run(command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=scaled(LIMIT_S))
     done = subprocess.run(
-        command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=scaled(200), stdout=subprocess.PIPE
+        command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=scaled(LIMIT_S), stdout=subprocess.PIPE
     )
     assert 0.1 < float(done.stdout.splitlines()[-1]) < 0.9
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp import World
-from cluster_ddp.runtime.checkpoint.exactness import rank_differences
+from cluster_ddp.runtime.checkpoint.exactness import state_digest
 from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
 from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 
@@ -97,8 +98,9 @@ def nothing_to_say(world: World) -> None:
     memory = Memory()
     memory.draw(world.rank)
     of_main = {"average": average} if world.is_main else {}
-    lbfgs = torch.optim.LBFGS([(one := nn.Parameter(torch.ones(1)))], max_iter=2)
-    training = Training(world, "nothing_to_say", model, meters={"memory": memory}, lbfgs=lbfgs, **of_main)
+    (one,) = alone = nn.ParameterList([torch.ones(1)])
+    lbfgs = torch.optim.LBFGS([one], max_iter=2)
+    training = Training(world, "nothing_to_say", model, meters={"memory": memory}, lbfgs=lbfgs, alone=alone, **of_main)
 
     def own_loss() -> float:
         one.grad = torch.ones(1)
@@ -324,12 +326,22 @@ def test_where_values_are_in_memory_does_not_matter() -> None:
 
 
 def test_each_element_of_a_large_part_is_compared_now_and_then() -> None:
-    size = 2 * rank_differences._SMALL_BYTES + 4
+    size = 2 * state_digest._SMALL_BYTES + 4
     zeros = torch.zeros(size, dtype=torch.uint8)
     for place in (0, size // 2, size - 1):
         other = zeros.clone()
         other[place] = 1
         assert any(digest_of(save, tensor=zeros) != digest_of(save, tensor=other) for save in range(3))
+
+
+def test_one_element_of_a_large_state_is_another_state() -> None:
+    first = torch.zeros(2 * state_digest._SMALL_BYTES + 4, dtype=torch.uint8)
+    digests = [state_digest.of_rank(ALONE, {"all": {"tensor": first}})]
+    for place in (0, first.numel() // 2, first.numel() - 1):
+        other = first.clone()
+        other[place] = 1
+        digests.append(state_digest.of_rank(ALONE, {"all": {"tensor": other}}))
+    assert len({one["all"] for one in digests}) == len(digests)
 
 
 def test_a_part_that_cannot_be_saved_is_not_compared() -> None:
@@ -343,6 +355,7 @@ def said_of(caplog: pytest.LogCaptureFixture, loop: Callable[[torch.nn.Module, t
     unsaved = Unsaved({"model": model, "optimizer": optimizer}, [], [])
     caplog.clear()
     for step, _ in enumerate(loop(model, optimizer)):  # type: ignore[arg-type, var-annotated]
+        unsaved.note_step(step)
         unsaved.tell(step)
     return len(caplog.records)
 
@@ -401,6 +414,15 @@ def accumulates(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any
         yield
 
 
+def accumulates_rightly(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for _ in range(3):
+        backward(model)
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield
+
+
 def accumulates_and_zeroes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     for step in range(6):
         if step % 3 == 0:
@@ -421,6 +443,102 @@ def accumulates_and_zeroes(model: torch.nn.Module, optimizer: torch.optim.Optimi
 )
 def test_gradients_that_no_optimizer_has_used(caplog: pytest.LogCaptureFixture, loop: Any, count: int) -> None:
     assert said_of(caplog, loop) == count
+
+
+def never_zeroed(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for _ in range(3):
+        backward(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield
+
+
+def zeroed_now_and_then(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for step in range(4):
+        if step % 2 == 0:
+            optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        yield
+
+
+def of_two_passes_never_zeroed(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for _ in range(2):
+        backward(model)
+        backward(model)
+        optimizer.step()
+        yield
+
+
+def zeroed_after_another_models_pass(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=step > 1)
+        backward(model)
+        optimizer.step()
+        backward(model)  # such as of a generator, through its discriminator
+        yield
+
+
+@pytest.mark.parametrize(
+    ("loop", "count"),
+    [
+        *[(one, 1) for one in (never_zeroed, zeroed_now_and_then, of_two_passes_never_zeroed)],
+        *[(one, 0) for one in (usual, zeroed_afterwards, accumulates_rightly)],
+    ],
+)
+def test_gradients_of_the_step_before(caplog: pytest.LogCaptureFixture, loop: Any, count: int) -> None:
+    assert said_of(caplog, loop) == count
+    assert caplog.text.count("used the gradients of the step before, too") == count
+
+
+def test_gradients_that_another_models_pass_has_left(caplog: pytest.LogCaptureFixture) -> None:
+    said_of(caplog, zeroed_after_another_models_pass)
+    assert "step before" not in caplog.text
+
+
+class KilledError(Exception):
+    """Ends a training in the midst of an epoch."""
+
+
+def three_of_eight_batches(world: World, path: Path, *, counts_itself: bool, killed_at: int | None) -> int:
+    """Train three batches of each of three epochs, from the last checkpoint on. Return the steps made in all."""
+    shard = world.shard(TensorDataset(torch.ones(8, 8), torch.zeros(8).long()), batch_size=1, shuffle_seed=1)
+    model = world.wrap(mlp())
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=path, every="1steps", model=model)
+    for _ in checkpoint.epochs(3):
+        for number, _ in enumerate(shard):
+            if (number if counts_itself else shard.step) == 3:
+                break
+            checkpoint.step()
+            checkpoint._saver.wait()
+            if checkpoint.steps == killed_at:
+                raise KilledError
+    return checkpoint.steps
+
+
+@pytest.mark.parametrize(
+    ("counts_itself", "killed_at", "steps", "said"),
+    [
+        (True, 5, 11, "its loop was left at batch 6, that of the epoch before was left at batch 4. Does the"),
+        (True, 2, 11, "its loop was left at batch 6. Does the script count batches itself?"),
+        (False, 5, 9, ""),
+        (True, None, 9, ""),
+    ],
+)
+def test_batches_that_the_script_counts_itself(
+    world: World,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    counts_itself: bool,
+    killed_at: int,
+    steps: int,
+    said: str,
+) -> None:
+    with contextlib.suppress(KilledError):
+        three_of_eight_batches(world, tmp_path, counts_itself=counts_itself, killed_at=killed_at)
+    assert "batches itself" not in caplog.text
+    assert three_of_eight_batches(world, tmp_path, counts_itself=counts_itself, killed_at=None) == steps
+    assert (said in caplog.text) if said else "batches itself" not in caplog.text
 
 
 @pytest.mark.full

@@ -314,6 +314,6 @@ def test_a_worker_ends_with_its_rank_and_the_others_do_not_wait_for_it(tmp_path:
     """It has the connections of its rank, which was killed."""
     job_id, worker = job_ids(), tmp_path / "worker"
     environments = [slurm_step(rank, 2, job_id=job_id, WORKER=str(worker)) for rank in range(2)]
-    ends = run_ranks(killed_while_its_worker_reads, environments, tmp_path, timeout_s=100)
+    ends = run_ranks(killed_while_its_worker_reads, environments, tmp_path)
     assert [end.exit_code is None for end in ends] == [False, False], ends
     wait_until(lambda: processes.running(int(worker.read_text())) is None)

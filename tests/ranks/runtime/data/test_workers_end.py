@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from ranks import job_ids, slurm_step
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 pytestmark = pytest.mark.full
 
@@ -115,7 +115,7 @@ def test_every_form_ends_as_it_should(tmp_path: Path, form: str) -> None:
         env={**env, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=scaled(400),
+        timeout=scaled(LIMIT_S),
         check=True,
     )
     found = json.loads(done.stdout)
@@ -174,6 +174,6 @@ def test_a_worker_that_is_busy_for_long_is_ended_too(tmp_path: Path, then: str) 
     script = tmp_path / "script.py"
     script.write_text(GIVEN_UP.format(then=then))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=scaled(60))
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     printed = done.stdout.splitlines()[-1]  # Gloo of torch 2.10 prints a line before
     assert (done.returncode, printed, done.stderr) == (0, "given up", "")

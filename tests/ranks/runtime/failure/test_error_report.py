@@ -22,7 +22,7 @@ from cluster_ddp import files
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import CommunicatorError, DataError
 from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import error_report, last_progress
+from cluster_ddp.runtime.failure import error_report
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.topology import Topology
@@ -81,12 +81,6 @@ def test_a_hang_that_is_over_once_the_store_has_answered_ends_nothing(
     reporter.end_hang(1.0, lambda: is_over and bool(steps))
     assert ended == ([] if is_over else [1])
     assert dist.HashStore.check(store, [error_report._KEY]) is (not is_over and not is_lost)
-
-
-@pytest.fixture(autouse=True)
-def no_training_before() -> None:
-    """Whose steps would be noted."""
-    last_progress.reset()
 
 
 @pytest.fixture

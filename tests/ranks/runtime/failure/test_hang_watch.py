@@ -214,7 +214,7 @@ def lock() -> None:
 def test_a_call_in_c_that_holds_pythons_lock(ends_of: EndsOf) -> None:
     """It is busy: `--hang-restart-s` does not end that."""
     verdict = said(*ends_of(locked))
-    assert f"Waiting {scaled(5):g} s for the other ranks:" in "".join(end.output for end in ends_of(locked)[0])
+    assert f"Waiting {scaled(15):g} s for the other ranks:" in "".join(end.output for end in ends_of(locked)[0])
     where = rf"is in lock \({FILE}:{line('the call')}\)"
     assert re.search(rf"rank 1 on {HOST} is in C code that holds Python's lock: {where}", verdict), verdict
 
@@ -383,7 +383,7 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
     late_in_a_sharded_backward_pass: {},
     coming_late: {},
     spinning: {},
-    locked: {"restart_s": f"{scaled(3):g}"},  # longer than a busy machine takes to look at it
+    locked: {"restart_s": f"{scaled(3):g}", "timeout_s": 15},  # longer than a busy machine takes to look at it
     before_a_step: {"timeout_s": 3},
     crashing: {"hanging": None},
     loading: {},

@@ -1,13 +1,16 @@
-"""A collective that one rank alone calls, under `launch` on this machine: whatever gloo does, both lines are named."""
+"""A collective that one rank alone calls, on this machine: whatever gloo does, both lines are named."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from local_launch import launch
+from slowness import LIMIT_S, scaled
 
 SCRIPT = """
 import sys
@@ -39,7 +42,7 @@ WITH = SCRIPT.format(
     ("script", "who", "size"),
     [
         (WITHOUT, 0, 1),
-        (WITH, 1, 1000),
+        pytest.param(WITH, 1, 1000, marks=pytest.mark.full),
         pytest.param(WITH, 0, 1, marks=pytest.mark.full),
         pytest.param(WITHOUT, 0, 1000, marks=pytest.mark.full),
         pytest.param(WITHOUT, 1, 1, marks=pytest.mark.full),
@@ -59,3 +62,17 @@ def test_a_collective_on_one_rank_is_named_with_both_lines(script: str, who: int
     assert "is one of them inside `if world.is_main:`?" in verdict[2], said
     last = said.splitlines()[-1]
     assert last.startswith("Failed first, with status 134: rank ") and verdict[1] in last, said
+
+
+@pytest.mark.full
+def test_under_torchrun_the_rank_that_gloo_aborts_says_its_line(tmp_path: Path) -> None:
+    """Without a run directory there is no verdict; torchrun may end the other rank before it has said anything."""
+    path = tmp_path / "train.py"
+    path.write_text(WITHOUT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(path), "0", "1"]
+    ended = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=scaled(LIMIT_S)
+    )
+    aborted = ended.stderr.partition("Fatal Python error: Aborted")[2].partition("Extension modules")[0]
+    lines = [number for number, line in enumerate(WITHOUT.splitlines(), 1) if line.endswith((" rank", " ranks"))]
+    assert any(f'train.py", line {number} in ' in aborted for number in lines), ended.stderr

@@ -9,7 +9,7 @@ import sys
 import pytest
 from namespaces import unshare
 from ranks import job_ids, slurm_step
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 HOST = os.uname().nodename
 JOB_ID = job_ids()
@@ -39,7 +39,7 @@ def run_all(*words: str, **more: str) -> list[tuple[int, str]]:
         )
         for rank in range(3)
     ]
-    said = [task.communicate(timeout=scaled(120))[1].decode() for task in tasks]
+    said = [task.communicate(timeout=scaled(LIMIT_S))[1].decode() for task in tasks]
     return [(task.returncode, text) for task, text in zip(tasks, said)]
 
 

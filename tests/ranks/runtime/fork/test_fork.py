@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from listening import listening
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
@@ -74,7 +74,7 @@ def started(
 
 def run(folder: Path, script: str, *arguments: str, **options) -> tuple[int, str, str]:
     process = started(folder, script, *arguments, **options)
-    out, err = process.communicate(timeout=scaled(60))
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
     return process.returncode, out, err
 
 
@@ -120,7 +120,7 @@ print(ours, pythons)
 
 
 def test_a_rank_that_ends_does_not_copy_what_it_shares() -> None:
-    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=scaled(LIMIT_S))
     ours, pythons = map(int, done.stdout.split())
     assert ours < pythons / 3
 
@@ -301,7 +301,7 @@ def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
     process = started(tmp_path, script, program=(sys.executable, "-c", slow))
     wait_until(lambda: processes.catches(process.pid, signal.SIGUSR1))
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=scaled(30)) == 75
+    assert process.wait(timeout=scaled(LIMIT_S)) == 75
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,11 @@ def test_all_graphs_that_are_alive_are_reset_once(cuda: Cuda, graphs: CudaGraphs
 
 def test_a_function_of_the_step_is_captured_after_its_warm_up(cuda: Cuda, graphs: CudaGraphs) -> None:
     calls: list[str] = []
-    graphed = graphs(lambda _: calls.append("run"))
+    graphed, steps = graphs(lambda _: calls.append("run")), cuda_graphs._WARM_UPS + 2
     cuda.calls.clear()
-    for _ in range(CudaGraphs.steps_to_capture):
+    for _ in range(steps):
         graphed(torch.zeros(1))
-    assert len(calls) == CudaGraphs.steps_to_capture - 1  # the capture runs it, too; with CUDA it would only record
+    assert len(calls) == steps - 1  # the capture runs it, too; with CUDA it would only record
     assert cuda.calls == ["capture on the current stream (thread_local)", "replay", "replay"]
 
 

@@ -174,6 +174,33 @@ def test_mixed_precision(world: cluster_ddp.World) -> None:
     assert not world.grad_scaler(torch.bfloat16).is_enabled()
 
 
+def clipped_step(
+    world: cluster_ddp.World, model: nn.Module, scaler: torch.amp.GradScaler, *, unscales: bool = True
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.scale(model(torch.ones(1, 1)).sum()).backward()
+    if unscales:
+        scaler.unscale_(optimizer)
+    world.clip_grad_norm(model, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_clipped_gradients_are_scaled_back_before_or_it_is_said(
+    world: cluster_ddp.World, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = world.wrap(nn.Linear(1, 1)), world.wrap(nn.Linear(1, 1))
+    half, also_half, full = [world.grad_scaler(one) for one in (torch.float16, torch.float16, torch.bfloat16)]
+    for _ in range(2):
+        clipped_step(world, one, half)
+        clipped_step(world, other, also_half)
+        clipped_step(world, other, full, unscales=False)
+    assert not caplog.records
+    for _ in range(2):
+        clipped_step(world, one, half, unscales=False)
+    assert [record.message.count("call scaler.unscale_") for record in caplog.records] == [1]
+
+
 def rank_1_comes_late_to_the_first_step() -> None:
     with cluster_ddp.distributed(cuda=False, collective_timeout_s=20) as world:
         model, came = world.wrap(nn.Linear(3, 1)), Path(os.environ["CAME"])

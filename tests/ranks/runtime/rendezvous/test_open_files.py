@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import job_ids, run_ranks, slurm_step
-from slowness import wait_until
+from slowness import LIMIT_S, scaled, wait_until
 
 import cluster_ddp
 
@@ -55,7 +55,7 @@ def test_all_is_saved_without_a_free_descriptor(tmp_path: Path, has_restarted: b
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
     env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "CLUSTER_DDP_START": "1"}
     command = [sys.executable, "-c", textwrap.dedent(TRAINING), str(tmp_path / "run"), "100"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("300 300\n")
     assert int(done.stdout.split()[-2]) > 200

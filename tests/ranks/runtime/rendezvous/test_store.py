@@ -201,7 +201,7 @@ def test_when_all_candidates_are_taken_they_are_named(tmp_path: Path, job_id: in
 
 def test_a_missing_rank_is_named_by_all_the_others(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 2)]
-    ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
+    ends = run_ranks(fail_to_meet, environments, tmp_path)
     for end in ends:
         assert end.exit_code == 2, end.output
         assert "2 of 3 ranks arrived; missing: rank 1 (localhost)." in end.output
@@ -217,7 +217,7 @@ def fail_to_meet_a_late_rank_0() -> None:
 
 def test_a_missing_rank_is_named_where_rank_0_came_late(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 2)]
-    ends = run_ranks(fail_to_meet_a_late_rank_0, environments, tmp_path, timeout_s=2 * TIMEOUT_S + 20)
+    ends = run_ranks(fail_to_meet_a_late_rank_0, environments, tmp_path)
     for end in ends:
         assert end.exit_code == 2, end.output
         assert "2 of 3 ranks arrived; missing: rank 1 (localhost)." in end.output
@@ -225,14 +225,14 @@ def test_a_missing_rank_is_named_where_rank_0_came_late(tmp_path: Path, job_id: 
 
 def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 1, 1)]
-    ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
+    ends = run_ranks(fail_to_meet, environments, tmp_path)
     refused = ["another process has already joined it as rank 1" in end.output for end in ends]
     assert refused.count(True) == 1, ends
     assert not refused[0]
 
 
 def test_without_rank_0_the_others_say_so(tmp_path: Path, job_id: int) -> None:
-    (end,) = run_ranks(fail_to_meet, [slurm_step(1, 2, job_id=job_id)], tmp_path, timeout_s=TIMEOUT_S + 20)
+    (end,) = run_ranks(fail_to_meet, [slurm_step(1, 2, job_id=job_id)], tmp_path)
     assert end.exit_code == 2, end.output
     assert "rank 1 did not find rank 0 on localhost" in end.output
     assert "connection refused" in end.output

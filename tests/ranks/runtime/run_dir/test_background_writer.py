@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ranks import run_ranks
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 import cluster_ddp
 from cluster_ddp.jobs.status import RunStatus, run_statuses
@@ -77,7 +77,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    return process.communicate(timeout=scaled(120))[0]
+    return process.communicate(timeout=scaled(LIMIT_S))[0]
 
 
 def steps_of(folder: Path) -> list[int]:

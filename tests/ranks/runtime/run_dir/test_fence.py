@@ -15,9 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from ranks import slurm_step
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.errors import RunDirError
@@ -26,7 +25,6 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.failure import sick_nodes, stacks
 from cluster_ddp.runtime.profiling import node_usage
-from cluster_ddp.runtime.profiling.step_trace import StepTrace
 from cluster_ddp.runtime.run_dir import fenced_writes, start_log, tracker_thread
 from cluster_ddp.runtime.run_dir.fenced_writes import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
@@ -110,7 +108,7 @@ def test_what_a_zombie_writes_does_not_count_and_its_next_write_ends_it(run_dir:
             ".start": b'{"job": "12", "start": 1}\n'
         }
         newer = start(1)
-        newer.communicate(b"\n" * 3, timeout=scaled(60))
+        newer.communicate(b"\n" * 3, timeout=scaled(LIMIT_S))
         assert newer.returncode == 0, log.read_text()
         assert "Waiting for the former run" not in log.read_text()
         assert [json.loads(line)["restart"] for line in (run_dir / "starts.jsonl").open() if '"start"' in line] == [
@@ -118,7 +116,7 @@ def test_what_a_zombie_writes_does_not_count_and_its_next_write_ends_it(run_dir:
             1,
         ]
         after = content(run_dir)
-        zombie.communicate(b"\n" * 3, timeout=scaled(60))
+        zombie.communicate(b"\n" * 3, timeout=scaled(LIMIT_S))
         assert content(run_dir) == after
         said = orphan.read().decode()
     assert zombie.returncode == 1
@@ -136,11 +134,6 @@ def metrics(run_dir: Path) -> None:
     (writing := MetricsFile(run_dir / "metrics.jsonl")).append(b"{}\n")
     writing.finish(scaled(10))
     writing.append(b"{}\n")
-
-
-def trace(run_dir: Path) -> None:
-    profile = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text("{}"))
-    StepTrace(None, run_dir / "trace-rank0.json", torch.device("cpu"), after=1)._write(profile)  # type: ignore[arg-type]
 
 
 def tracker(run_dir: Path) -> None:
@@ -167,7 +160,6 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "starts": lambda run_dir: start_log.note_end(run_dir, "x", state="COMPLETED", saved=True),
     "sick nodes": lambda run_dir: sick_nodes.note(os.environ, "node2", "x"),
     "usage": usage,
-    "a trace": trace,
     "a tracker": tracker,
     "a damaged checkpoint": lambda run_dir: restore.put_aside({run_dir / "metrics.jsonl": DamagedError("x")}, None),
     "the newest checkpoint's name": lambda run_dir: folder.CheckpointFolder(run_dir, keep=1)._note_newest(run_dir),

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ import numpy
 import pytest
 import torch
 from ranks import run_ranks
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.protocol import RECORDS_VERSION
-from cluster_ddp.runtime.run_dir import background_writer, metrics
+from cluster_ddp.runtime.run_dir import background_writer, fenced_writes, metrics
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir
 from cluster_ddp.runtime.world import World
@@ -262,6 +263,28 @@ def test_metrics_that_others_remove_are_made_again(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(run_dir.path.stat().st_mode) == 0o700
 
 
+def test_threads_that_find_it_made_again_at_the_same_time_write_on(tmp_path: Path) -> None:
+    """The one that comes second must not look at what the first has closed."""
+    run_dir = RunDir(tmp_path / "run", a_world())
+    threads, before = 4, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in range(300):
+                shutil.rmtree(run_dir.path)
+                run_dir.path.mkdir()
+                together = threading.Barrier(threads)
+
+                def check(together: threading.Barrier = together) -> None:
+                    together.wait()
+                    fenced_writes.check()
+
+                for one in [pool.submit(check) for _ in range(threads)]:
+                    one.result()
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_metrics_that_cannot_be_made_again_cost_one_checkpoint(
     tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,7 +440,7 @@ def test_a_restart_of_the_same_torchrun_finds_its_run_directory(tmp_path: Path) 
         "--max-restarts=1",
         "train.py",
     ]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(300))
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert done.returncode == 0, done.stderr
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert f"Resuming from runs/{run_dir.name}/checkpoints/step-0000000" in done.stdout

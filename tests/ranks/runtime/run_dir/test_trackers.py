@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from slowness import stays
+from slowness import LIMIT_S, scaled, stays
 from tracked import READERS, Values, truth
 
 from cluster_ddp.protocol import GLOBAL_STEP
@@ -62,7 +62,7 @@ def train(folder: Path, start: int, end: int, how: str) -> subprocess.CompletedP
     env |= {"SLURM_TASKS_PER_NODE": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "1"}
     env |= {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_ID": "0", "SLURMD_NODENAME": "x"}
     command = [sys.executable, "t.py", str(end), how]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
 
 
 def equal(found: Values, wanted: Values) -> None:
@@ -104,7 +104,7 @@ def test_a_run_that_was_killed_and_then_failed_is_one_run_without_double_steps(t
     assert len(list((run_dir / "trackers" / "tensorboard").iterdir())) == 1
     (upload,) = re.findall(r"To upload to wandb, after the last start: (wandb sync .*)$", ended.stderr, re.MULTILINE)
     command = f"cd {shlex.quote(str(tmp_path))} && {shlex.quote(sys.executable)} -m {upload} --dry-run"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert done.returncode == 0 and "Would sync 1 run(s)" in done.stderr, done.stdout + done.stderr
 
 

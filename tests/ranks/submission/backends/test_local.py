@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slowness import scaled, wait_until
+from slowness import LIMIT_S, scaled, wait_until
 from stand_ins import HOSTILE
 
 import cluster_ddp.submit as door
@@ -42,17 +42,17 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_result_that_others_could_have_written_is_not_loaded() -> None:
     job = submit(function=os.getcwd, share=True)
-    assert job.result(timeout_s=60) == str(Path.cwd())
+    assert job.result(timeout_s=scaled(LIMIT_S)) == str(Path.cwd())
     (result, *_) = sorted(job.run_dir.glob("*_0_result.pkl"))
     result.chmod(0o662)  # by others than a group that may be the user's private one
     with pytest.raises(RunDirError, match="may be written by others"):
-        job.result(timeout_s=60)
+        job.result(timeout_s=scaled(LIMIT_S))
     result.chmod(0o600)
-    assert job.result(timeout_s=60) == str(Path.cwd())
+    assert job.result(timeout_s=scaled(LIMIT_S)) == str(Path.cwd())
     if os.geteuid() == 0:
         os.chown(result, 12345, -1)
         with pytest.raises(RunDirError, match="belongs to user 12345"):
-            job.result(timeout_s=60)
+            job.result(timeout_s=scaled(LIMIT_S))
 
 
 def test_the_results_of_all_ranks_of_the_last_start() -> None:
@@ -60,7 +60,7 @@ def test_the_results_of_all_ranks_of_the_last_start() -> None:
         return f"done on {os.environ['RANK']}"
 
     job = submit(function=train)
-    assert job.results(timeout_s=60) == ["done on 0", "done on 1"]
+    assert job.results(timeout_s=scaled(LIMIT_S)) == ["done on 0", "done on 1"]
     first, second = sorted(job.run_dir.glob("*_result.pkl"))
     (job.run_dir / second.name.replace("_1_", "_2_")).write_bytes(pickle.dumps(("error", "of an earlier start")))
     assert replace(job, tasks=3).results() == ["done on 0", "done on 1"]
@@ -82,7 +82,7 @@ def test_a_function_resumes_from_its_pickle() -> None:
 
     job = submit(function=train)
     with pytest.raises(JobError, match="ValueError: not yet"):
-        job.result(timeout_s=60)
+        job.result(timeout_s=scaled(LIMIT_S))
     assert door.main(["--resume", job.id, "--no-check", "--watch"]) == 0
     label = json.loads((job.run_dir / "job.json").read_text())["job"]
     assert replace(job, id=label).result() == "done on 0"
@@ -93,7 +93,7 @@ def test_a_function_resumes_from_its_pickle() -> None:
 
 def test_a_specification_of_another_users_does_not_run() -> None:
     job = submit("false")
-    assert job.wait(timeout_s=60).state == "FAILED"
+    assert job.wait(timeout_s=scaled(LIMIT_S)).state == "FAILED"
     (job.run_dir / "spec.json").chmod(0o666)
     job.run_dir.chmod(0o755)
     with pytest.raises(RunDirError, match="may be written by others"):
@@ -111,7 +111,7 @@ def test_a_command_runs_once_per_gpu() -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
     names += ["CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES"]
     job = submit("bash", "-c", "echo " + " ".join(f"${name}" for name in names))
-    assert job.result(timeout_s=scaled(60)) == 0
+    assert job.result(timeout_s=scaled(LIMIT_S)) == 0
     assert job.state() == "COMPLETED"
     lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
     assert lines == [f"{rank} {rank} 2 2 0 127.0.0.1 {job.run_dir} 0,1\n" for rank in (0, 1)]
@@ -125,7 +125,7 @@ def test_a_command_runs_once_per_gpu() -> None:
 def test_every_argument_arrives_as_it_was() -> None:
     show = "import sys; print(sys.argv[1:])"
     job = submit(sys.executable, "-c", show, *HOSTILE, "--", "a", "--", "b")
-    assert job.result(timeout_s=scaled(60)) == 0
+    assert job.result(timeout_s=scaled(LIMIT_S)) == 0
     shown, *_ = (job.run_dir / "task-0.log").read_text().splitlines()
     assert shown == f"{[*HOSTILE, '--', 'a', '--', 'b']}"
     assert not list(Path.cwd().rglob("pwned"))
@@ -136,13 +136,13 @@ def test_a_command_knows_its_job_and_its_ports() -> None:
     show = "import os; from cluster_ddp import Topology; place = Topology.from_environ(os.environ)\n"
     Path("show.py").write_text(show + "print(place.job_id, sorted(place.port_candidates))\n")
     job = submit(sys.executable, "show.py")
-    assert job.result(timeout_s=scaled(60)) == 0
+    assert job.result(timeout_s=scaled(LIMIT_S)) == 0
     assert (job.run_dir / "task-1.log").read_text() == f"{job.id} {sorted(candidates(int(job.id)))}\n"
 
 
 def test_a_broken_setup_is_in_the_log() -> None:
     job = submit("true", setup=("echo in vain >&2; false",))
-    assert job.wait(timeout_s=scaled(60)).state == "FAILED"
+    assert job.wait(timeout_s=scaled(LIMIT_S)).state == "FAILED"
     assert "in vain" in job.logs()
 
 
@@ -151,7 +151,7 @@ def test_the_reference_job_returns_its_figures() -> None:
     job = submit(
         function=Train(("--dataset", "digits", "--model", "convnet", "--epochs", "1", "--no-cuda", "--no-save-model"))
     )
-    result = job.result(timeout_s=scaled(120))
+    result = job.result(timeout_s=scaled(LIMIT_S))
     assert result.run_dir == job.run_dir
     assert 0.2 < result.accuracy < 1 and result.loss > 0 and result.samples_per_s > 0
 
@@ -172,7 +172,7 @@ def test_the_reference_job_from_the_command_line(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("text", ["{", '{"state": "COMPLETED"}', "[]"])
 def test_a_damaged_outcome_is_a_short_error(text: str) -> None:
     job = submit("true")
-    job.wait(timeout_s=scaled(60))
+    job.wait(timeout_s=scaled(LIMIT_S))
     (job.run_dir / "outcome.json").write_text(text)
     for ask in (job.status, resume.find(job.run_dir, job.run_dir.parent).refuse_unended):
         with pytest.raises(RunDirError, match=r"outcome\.json:\n  it is damaged"):
@@ -186,7 +186,9 @@ def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
         "spec = JobSpec(name='here', command=('bash', '-c', 'sleep 1; echo done'))\n"
         "print(submit_plan.submit(planning.Plan(spec=spec))[0].run_dir)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(LIMIT_S)
+    )
     log = Path(done.stdout.strip()) / "task-0.log"
     wait_until(lambda: log.exists() and "done" in log.read_text())
 
@@ -198,7 +200,7 @@ def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkey
     )
     monkeypatch.setenv("CLUSTER_DDP_SECRET", "of the job that submits this one")
     job = submit("bash", "-c", note, "bash", str(tmp_path), setup=('echo "inherited: ${CLUSTER_DDP_SECRET-nothing}"',))
-    assert job.result(timeout_s=60) == 0
+    assert job.result(timeout_s=scaled(LIMIT_S)) == 0
     assert "inherited: nothing\n" in (job.run_dir / "job.log").read_text()
     first, second = ([(tmp_path / f"{rank}.{start}").read_text().strip() for rank in (0, 1)] for start in (0, 1))
     assert len(first[0]) == 64 and first[0] == first[1] and second[0] == second[1] != first[0]
@@ -209,7 +211,7 @@ def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkey
 def ended_without_a_word() -> Job:
     """A job whose end nobody has noted."""
     job = submit("false")
-    job.wait(timeout_s=scaled(60))
+    job.wait(timeout_s=scaled(LIMIT_S))
     (job.run_dir / "outcome.json").unlink()
     return job
 
@@ -278,4 +280,4 @@ def test_another_users_job_is_not_cancelled_and_said_whose_it_is(monkeypatch: py
                 job.cancel()
     finally:
         job.cancel()
-        assert job.wait(timeout_s=scaled(60)).ended
+        assert job.wait(timeout_s=scaled(LIMIT_S)).ended

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
@@ -85,7 +85,7 @@ class Job:
             env = {**os.environ, **slurm, **self.own, "PATH": path, "TMPDIR": str(self.folder), **more}
             agent_of_job = subprocess.Popen(command, cwd=self.folder, env=env, stdout=log, stderr=log)
             try:
-                status = agent_of_job.wait(timeout=scaled(60))
+                status = agent_of_job.wait(timeout=scaled(LIMIT_S))
             finally:
                 agent_of_job.kill()
             log.seek(0)
@@ -156,6 +156,29 @@ def test_without_an_agent_a_second_step_starts_beside_the_first(job: Job, slurmd
     ]
     assert [len(job.starts(rank)) for rank in (0, 1)] == [2, 2]
     assert f"Failed first, with status 137: rank 1 on 127.0.0.2: {outcome.AGENT_KILLED}" in said
+
+
+TERM_ELSEWHERE = 'kill -TERM "$(cat "$FOLDER/agent-0")"; exit 3'
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ("kill -TERM $PPID $$", "143: rank 1 on 127.0.0.2: killed by SIGTERM"),
+        ("kill -TERM $PPID; exec sleep 600", "143: rank 1 on 127.0.0.2: killed by SIGTERM"),
+        (TERM_ELSEWHERE, "3: rank 1 on 127.0.0.2"),
+    ],
+    ids=["all", "the agent", "another rank's agent"],
+)
+def test_a_step_that_slurm_ends_on_a_node_is_not_used_again(job: Job, told: str, why: str) -> None:
+    """After TERM comes KILL: it would end the next start, too, and two failures there leave a healthy node out."""
+    status, said = job.run(f'((RANK)) || echo $PPID >"$FOLDER/agent-0"; {FAILS}{told}', "--restarts=1")
+    assert (status, job.left()) == (0, []), said
+    assert [line.split(" --output")[0] for line in job.told()] == [
+        "srun 127.0.0.1 127.0.0.2 --kill-on-bad-exit=1",
+        "srun 127.0.0.1 127.0.0.2 --overlap --mem=0 --kill-on-bad-exit=1",
+    ]
+    assert said[0] == f"Failed first, with status {why}"
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(job: Job, slurmds: dict[str, socket.socket]) -> None:
