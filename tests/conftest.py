@@ -58,7 +58,7 @@ _LONGEST = (
     *("test_lessons.py", "test_gpu_nodes_rehearsal.py", "test_gpu_rehearsal.py", "test_hang_watch.py"),
     *("test_examples.py", "test_options.py", "test_loop.py", "test_detection_example.py", "test_workers_end.py"),
     *("test_parts.py", "test_local.py", "test_local_launchers.py", "test_warm_process.py", "test_submit_plan.py"),
-    "test_make.py",
+    *("test_evaluation.py", "test_make.py"),
 )
 
 _LONGEST_ON_SLURM = (

@@ -1,4 +1,4 @@
-"""A world of one."""
+"""A world of one; no progress of an earlier test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ import signal_handlers
 import torch
 
 import cluster_ddp
+from cluster_ddp.runtime.failure import last_progress
 
 log = logging.getLogger("cluster_ddp")
+
+
+@pytest.fixture(autouse=True)
+def no_progress_before() -> None:
+    """A training that an earlier test began in this process would by now hang, and name its last step."""
+    last_progress.reset()
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,6 @@ def test_who_ends_a_start_in_which_ranks_are_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """None accused: nobody ends it."""
-    monkeypatch.setattr(last_progress, "last_s", 0.0)  # not that of an earlier test
     monkeypatch.setattr(hang_watch, "_ANSWER_S", 0.0)
     monkeypatch.setattr(hang_watch, "_OTHERS_S", others_s)
     monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", str(tmp_path))
