@@ -23,7 +23,7 @@ with cluster_ddp.distributed(cuda=False) as world:
     checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, every="10steps")
     for epoch in checkpoint.epochs(2):
         for (x,) in shard:
-            time.sleep(0.03)
+            time.sleep(0.1)  # at most five steps in half a second: the ranks stop at step 36 at the latest
             loss = model(x).square().mean()
             loss.backward()
             world.log("train", step=checkpoint.steps + 1, loss=loss)
@@ -50,7 +50,7 @@ def test_a_requeue_and_a_restart_are_told_with_their_cause_and_every_number_agre
     assert (first["step"], first["ranks"], first["nodes"], first.get("cause")) == (0, 2, 2, None)
     assert re.fullmatch(r"Stopped in time: node\d got USR1\.", second["cause"]) and second["lost_s"] == 0.0
     assert re.fullmatch(r"Failed first: rank 0 on node\d: ValueError: out of luck", third["cause"])
-    assert second["step"] >= 25 and third["step"] in (30, 40) and third["lost_s"] > 0
+    assert 25 <= second["step"] <= 36 and third["step"] in (second["step"], 30, 40) and third["lost_s"] > 0
     assert [one["restart"] for one in (first, second, third)] == [0, 1, 2]
 
     found = records(run_dir)
