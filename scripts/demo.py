@@ -73,16 +73,16 @@ def _dataset(mnist_from: str) -> str:
 
 def _on_this_machine(arguments: list[str]) -> int:
     print("No Slurm here (make demo SLURM=sandbox starts one): training with 2 ranks on this machine.")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
-    # torchrun would set OMP_NUM_THREADS to 1 with a long warning.
     env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)), **os.environ}
     import torch
 
     if torch.cuda.device_count() == 1:
         arguments = [*arguments, "--no-cuda"]  # two ranks don't share a GPU
-    command = [*torchrun, "-m", "cluster_ddp.train", *arguments, "--run-dir", str(run_dir)]
-    status = subprocess.run(command, env=env).returncode
+    # Not torchrun: it waits for minutes on a machine that does not know its own name.
+    launch = [sys.executable, "-m", "cluster_ddp", "launch", "--ranks", "2", "--"]
+    training = [sys.executable, "-m", "cluster_ddp.train", *arguments, "--run-dir", str(run_dir)]
+    status = subprocess.run([*launch, *training], env=env).returncode
     return status or _report(run_dir)
 
 

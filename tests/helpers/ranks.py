@@ -23,6 +23,10 @@ _TORCHS = re.compile(
     r"^(\[Gloo\]|\[W\d+ .* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket).*\n", re.MULTILINE
 )
 
+# On a machine that does not know its own name, torchrun waits for minutes.
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=localhost", "--nproc-per-node=2")
+"""Arguments of Python: torchrun with two ranks."""
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "cluster_ddp.mnist.loop"])
 

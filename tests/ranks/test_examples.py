@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from idx_writer import idx
-from ranks import Outcome, job_ids, run_ranks, slurm_step
+from ranks import TORCHRUN, Outcome, job_ids, run_ranks, slurm_step
 from slowness import LIMIT_S, scaled
 
 import cluster_ddp
@@ -364,9 +364,8 @@ def write_small_mnist(data_dir: Path) -> None:
 
 def test_torchvisions_resnet_says_once_that_its_data_is_not_there(tmp_path: Path) -> None:
     """As it is called without the folder, in one that has no data."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, str(EXAMPLES / "resnet_mnist.py")],
+        [sys.executable, *TORCHRUN, str(EXAMPLES / "resnet_mnist.py")],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

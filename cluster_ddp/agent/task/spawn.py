@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -77,16 +78,17 @@ def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, 
     if _first_files:  # srun gives its limits to the ranks; files that are open stay open meanwhile
         resource.setrlimit(resource.RLIMIT_NOFILE, (_first_files[0], files[1]))
     try:
-        for folder in [""] if "/" in program else os.get_exec_path(env):
+        for path in [program] if "/" in program else [f"{folder}/{program}" for folder in os.get_exec_path(env)]:
             try:
-                return os.posix_spawn(f"{folder}/{program}" if folder else program, list(command), dict(env), **more)
+                return os.posix_spawn(path, list(command), dict(env), **more)
             except (FileNotFoundError, NotADirectoryError) as found:
-                error = error or found
+                if path == program or Path(path).exists():  # a script whose interpreter is missing
+                    error = error or found
             except PermissionError as found:
                 error = found
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
-    raise error or FileNotFoundError(2, os.strerror(2), program)
+    raise error or FileNotFoundError(errno.ENOENT, "not on the PATH", program)
 
 
 def agent() -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import job_ids, run_ranks, slurm_step
+from ranks import TORCHRUN, job_ids, run_ranks, slurm_step
 from slowness import LIMIT_S, scaled
 
 import cluster_ddp
@@ -214,9 +214,9 @@ def test_an_error_before_the_world_is_there_is_a_short_block(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "module",
-    [[], pytest.param(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], marks=pytest.mark.full)],
+    [(), pytest.param(TORCHRUN, marks=pytest.mark.full)],
 )
-def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, module: list[str]) -> None:
+def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, module: tuple[str, ...]) -> None:
     script = tmp_path / "script with blanks.py"
     script.write_text(
         textwrap.dedent("""

@@ -16,6 +16,7 @@ from tasks import PLACE, start, started
 
 from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.slurm.port import candidates
 
 HOST = "node7"  # Slurm's name of the node, not the host's
@@ -74,8 +75,6 @@ def test_a_pipe_without_a_reader_ends_its_writer() -> None:
 
 def test_a_command_is_found_on_its_own_path(tmp_path: Path) -> None:
     """That of a staged environment, which is not the agent's."""
-    from cluster_ddp.agent.task.spawn import spawn
-
     for number, name in enumerate(("one", "two's")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tool").write_text(f"#!/bin/sh\nexit {number + 3}\n")
@@ -106,6 +105,16 @@ def test_what_cannot_be_started_is_said(
         assert found == status and f"{said}: {path}." in err and "Hint: " in err and "Traceback" not in err
         (end,) = job.ends()
     assert end[:3] == (2, HOST, status) and end.words == f"Starting {shlex.quote(str(path))}: {said}: {path}."
+
+
+def test_a_name_that_is_nowhere_on_the_path_is_said(tmp_path: Path) -> None:
+    """Not the path in its first folder, which nobody has asked for."""
+    with pytest.raises(FileNotFoundError, match="not on the PATH: 'tool'"):
+        spawn(["tool"], {"PATH": f"{tmp_path}/none:{tmp_path}"})
+    (tmp_path / "tool").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "tool").chmod(0o755)
+    with pytest.raises(FileNotFoundError, match=r"No such file or directory: '/.*/tool'"):
+        spawn(["tool"], {"PATH": f"{tmp_path}/none:{tmp_path}"})
 
 
 def test_without_srun_it_says_what_is_missing() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from local_launch import launch
+from ranks import TORCHRUN
 from slowness import LIMIT_S, scaled
 
 SCRIPT = """
@@ -69,7 +70,7 @@ def test_under_torchrun_the_rank_that_gloo_aborts_says_its_line(tmp_path: Path) 
     """Without a run directory there is no verdict; torchrun may end the other rank before it has said anything."""
     path = tmp_path / "train.py"
     path.write_text(WITHOUT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(path), "0", "1"]
+    command = [sys.executable, *TORCHRUN, str(path), "0", "1"]
     ended = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=scaled(LIMIT_S)
     )

@@ -23,7 +23,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import TORCHRUN, run_ranks
 from slowness import LIMIT_S, scaled
 
 import cluster_ddp
@@ -431,15 +431,7 @@ with cluster_ddp.distributed(cuda=False) as world:
 def test_a_restart_of_the_same_torchrun_finds_its_run_directory(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RESTARTED)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-        "train.py",
-    ]
+    command = [sys.executable, *TORCHRUN, "--max-restarts=1", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S))
     assert done.returncode == 0, done.stderr
     (run_dir,) = (tmp_path / "runs").iterdir()
