@@ -18,9 +18,9 @@ from slowness import LIMIT_S, scaled
 
 from cluster_ddp.processes import end_with_parent
 
-# What torch may write: gloo of 2.10 at every start; its store where a name server does not answer in time.
+# What torch may write: gloo of 2.10 at every start; both where the machine's name is not known, or not in time.
 _TORCHS = re.compile(
-    r"^(\[Gloo\]|\[W\d+ .* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket).*\n", re.MULTILINE
+    r"^(\[Gloo\]|\[W\d+ .*(\[c10d\] The hostname of the client socket|Unable to resolve hostname)).*\n", re.MULTILINE
 )
 
 # On a machine that does not know its own name, torchrun waits for minutes.
