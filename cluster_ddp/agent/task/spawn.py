@@ -78,11 +78,12 @@ def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, 
     if _first_files:  # srun gives its limits to the ranks; files that are open stay open meanwhile
         resource.setrlimit(resource.RLIMIT_NOFILE, (_first_files[0], files[1]))
     try:
-        for path in [program] if "/" in program else [f"{folder}/{program}" for folder in os.get_exec_path(env)]:
+        for folder in [""] if "/" in program else os.get_exec_path(env):  # an empty one is the working folder
+            path = f"{folder}/{program}" if folder else program
             try:
                 return os.posix_spawn(path, list(command), dict(env), **more)
             except (FileNotFoundError, NotADirectoryError) as found:
-                if path == program or Path(path).exists():  # a script whose interpreter is missing
+                if "/" in program or Path(path).exists():  # a script whose interpreter is missing
                     error = error or found
             except PermissionError as found:
                 error = found

@@ -107,6 +107,15 @@ def test_what_cannot_be_started_is_said(
     assert end[:3] == (2, HOST, status) and end.words == f"Starting {shlex.quote(str(path))}: {said}: {path}."
 
 
+def test_an_empty_entry_of_the_path_is_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a shell: `export PATH=$PATH:` has one."""
+    (tmp_path / "tool").write_text("#!/bin/sh\nexit 5\n")
+    (tmp_path / "tool").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    pid = spawn(["tool"], {"PATH": f"{tmp_path}/none:"})
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+
+
 def test_a_name_that_is_nowhere_on_the_path_is_said(tmp_path: Path) -> None:
     """Not the path in its first folder, which nobody has asked for."""
     with pytest.raises(FileNotFoundError, match="not on the PATH: 'tool'"):
