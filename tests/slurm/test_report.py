@@ -12,7 +12,8 @@ import pytest
 from cluster import Cluster, Place, records
 from tracked import READERS, truth
 
-# Stopped in time in its first start, failed in its second, which starts again in its allocation.
+# Stopped in time in its first start, failed in its second, which starts again in its allocation. The ranks agree on a
+# stop in two exchanges, each at most as many steps after the one before as were made by then: told at step 10, at 40.
 TRAINING = """
 import os, signal, time, torch, cluster_ddp
 restart = int(os.environ["CLUSTER_DDP_START"])
@@ -23,13 +24,13 @@ with cluster_ddp.distributed(cuda=False) as world:
     checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, every="10steps")
     for epoch in checkpoint.epochs(2):
         for (x,) in shard:
-            time.sleep(0.1)  # at most five steps in half a second: the ranks stop at step 36 at the latest
+            time.sleep(0.03)
             loss = model(x).square().mean()
             loss.backward()
             world.log("train", step=checkpoint.steps + 1, loss=loss)
             world.print(f"step {checkpoint.steps + 1} loss {loss.item()}")
             checkpoint.step()
-            if restart == 0 and checkpoint.steps == 25 and world.rank == 1:
+            if restart == 0 and checkpoint.steps == 10 and world.rank == 1:
                 os.kill(os.getpid(), signal.SIGUSR1)
             if restart == 1 and checkpoint.steps == 45 and world.rank == 0:
                 raise ValueError("out of luck")
@@ -50,7 +51,7 @@ def test_a_requeue_and_a_restart_are_told_with_their_cause_and_every_number_agre
     assert (first["step"], first["ranks"], first["nodes"], first.get("cause")) == (0, 2, 2, None)
     assert re.fullmatch(r"Stopped in time: node\d got USR1\.", second["cause"]) and second["lost_s"] == 0.0
     assert re.fullmatch(r"Failed first: rank 0 on node\d: ValueError: out of luck", third["cause"])
-    assert 25 <= second["step"] <= 36 and third["step"] in (second["step"], 30, 40) and third["lost_s"] > 0
+    assert 10 <= second["step"] <= 40 and third["step"] in (second["step"], 20, 30, 40) and third["lost_s"] > 0
     assert [one["restart"] for one in (first, second, third)] == [0, 1, 2]
 
     found = records(run_dir)

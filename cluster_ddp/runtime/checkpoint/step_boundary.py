@@ -165,7 +165,7 @@ class StepBoundary:
         self._save_or_stop(epoch_ended=True)
 
     def in_evaluation(self) -> None:
-        """Stop if the job is told to. Between a batch and its step it does nothing: a resume would skip that batch."""
+        """Stop if the job is told to, but not between a batch and its step: a resume would skip that batch."""
         if not self.has_trained and self._is_in_batch():
             return
         if self._stops:

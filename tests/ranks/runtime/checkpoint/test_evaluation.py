@@ -254,7 +254,7 @@ def test_best_before_the_batches_keeps_nothing_that_a_resume_runs_again(world: W
 
 
 def trained_without_a_shard(world: World, path: Path, at: int = -1) -> bytes:
-    """Train, with an evaluation of random numbers before each step. In its batch `at` the job is told to stop."""
+    """Before each step, evaluate with random numbers. The job is told to stop in batch `at`."""
     torch.manual_seed(1)
     model = world.wrap(torch.nn.Linear(3, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
