@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import parse, read_text
-from cluster_ddp.runtime.failure import sick_nodes, stacks
+from cluster_ddp.runtime.failure import sick_nodes, stack_timer, stacks
 
 STATES = {
     "stopped": "is stopped (SIGSTOP, or a debugger)",
@@ -164,12 +164,12 @@ def kept(own_file: Path, limit_s: float) -> str:
 def _from_file(head: str, dumps: str) -> Answer:
     """What a stack file says: where its rank was aborted, or stuck in C, else what the rank wrote itself."""
     answer = Answer.of(head.rstrip())
-    fatal, timeout = dumps.rfind(_FATAL), dumps.rfind("Timeout (")
-    if timeout < dumps.rfind(stacks.ANSWERED):  # it was stuck, and could answer later
-        timeout = -1
-    if max(fatal, timeout) < 0:
+    fatal, stuck = dumps.rfind(_FATAL), dumps.rfind(stack_timer.HEAD)
+    if stuck < dumps.rfind(stacks.ANSWERED):  # it was stuck, and could answer later
+        stuck = -1
+    if max(fatal, stuck) < 0:
         return answer
-    place = stacks.place(stacks.of_text(dumps[max(fatal, timeout) :]))
+    place = stacks.place(stacks.of_text(dumps[max(fatal, stuck) :]))
     state = "locked"
     if fatal >= 0:
         reason = dumps[fatal + len(_FATAL) :].partition("\n")[0].strip()

@@ -44,6 +44,7 @@ _LONGEST_S = 1.5
 _EVERY_S_PER_RANK = 2e-3
 _STUCK_LOOKS = 4  # so many looks after the warning is due, the stacks of a rank that holds Python's lock are written
 _ANSWER_S = 1.0  # that a rank may take to answer, or to write its stacks, besides so many looks and two more
+_ANSWERING_S = 30.0  # that all of an answer and of the verdict takes at most; longer, the job was suspended meanwhile
 _OTHERS_S = 10.0  # how much later than the rank that prints the verdict others end a start: it may be silent then
 _NEVER = float("inf")
 
@@ -154,16 +155,18 @@ class HangWatch:
 
     def _watch(self) -> None:
         while not self._stopped.wait(min(self._every_s, max(0.0, self._end_at - time.monotonic()))):
-            last_progress.note_suspension(self._every_s)
+            now = time.monotonic()  # a suspension that comes later makes no hang of what is seen now
+            if last_progress.note_suspension(self._every_s):
+                self.answers.lost_store = False  # a question that was suspended has timed out
             with contextlib.suppress(Exception):
-                self._look()
+                self._look(now)
             if self._answered_at >= 0:
-                last_progress.note_suspension(_NEVER)  # it was none: to answer takes its time
+                last_progress.note_suspension(_ANSWERING_S)
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         """Note where this rank is, and answer if that is due: no step came, or another rank asks."""
         self._open_file()
-        now, last_s = time.monotonic(), last_progress.last_s
+        last_s = last_progress.last_s
         if last_s and now > self._blind_at:
             self._blind_at = _NEVER
             if len(files()) < self._topology.world_size:

@@ -32,10 +32,12 @@ def note_progress() -> None:
         last_s = time.monotonic()
 
 
-def note_suspension(pause_s: float) -> None:
-    """If this process was suspended, all ranks were: they begin to wait anew. Call it every so many seconds."""
-    if _suspensions.missed_s(pause_s):
+def note_suspension(pause_s: float) -> bool:
+    """Return whether this process was suspended: all ranks were, and begin to wait anew. Call it every `pause_s`."""
+    was_suspended = bool(_suspensions.missed_s(pause_s))
+    if was_suspended:
         note_progress()
+    return was_suspended
 
 
 def reset() -> None:

@@ -1,9 +1,8 @@
 """Where a process is: the innermost line of the user's code, and what it does there. Imports no torch.
 
 A stack is read from live frames, from an exception, or from what faulthandler wrote: of this rank in its file in the
-run directory, also when it is stuck in C, and of its loaders' workers. faulthandler has one watchdog
-(dump_traceback_later) and one handler of fatal signals for a process. The watchdog is armed once there is a run
-directory; until then the handler writes to stderr. The handler is left alone if the script had enabled its own.
+run directory, also when it is stuck in C, and of its loaders' workers. A process has one handler of fatal signals from
+faulthandler. Until there is a run directory it writes to stderr. It is left alone if the script had enabled its own.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from typing import IO, Any
 
 from cluster_ddp.files import is_at
 from cluster_ddp.processes import catches, children
+from cluster_ddp.runtime.failure.stack_timer import StackTimer
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 
 ANSWERED = "No step was completed."
@@ -35,10 +35,10 @@ _HEAD_BYTES = 2048
 _FLAGS = (
     os.O_WRONLY | os.O_CREAT | os.O_TRUNC,  # for the first line
     os.O_WRONLY | os.O_APPEND,
-    os.O_WRONLY | os.O_APPEND | os.O_DSYNC,  # for the watchdog: it can't `sync`, and an NFS client may write late
+    os.O_WRONLY | os.O_APPEND | os.O_DSYNC,  # for a stuck rank: it can't `sync`, and an NFS client may write late
 )
 _WORKERS_S = 0.3  # how long workers may take to write their stacks
-_SIGNAL = signal.SIGRTMAX - 3  # real-time signals have no other meaning; the last few are seldom used
+_SIGNAL = signal.SIGRTMAX - 3  # as that of stack_timer.py
 _PACKAGE = str(Path(__file__).parents[2]) + "/"
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
@@ -174,16 +174,18 @@ class StackFile:
 
     def __init__(self, path: Path, of_stderr: StderrStacks | None = None) -> None:
         self.path, self.is_wanted = path, False
-        self._head, self._end, self._watchdogs = (open_own(path, flags) for flags in _FLAGS)
+        self._head, self._end, self._stuck = (open_own(path, flags) for flags in _FLAGS)
+        self._timer = StackTimer()
+        self._own_bytes = float(_HEAD_BYTES)  # how much of it this rank has written when it was not stuck
         if of_stderr is not None:
             of_stderr.close()
-        self._is_armed, self._handles_faults = False, not faulthandler.is_enabled()
+        self._handles_faults = not faulthandler.is_enabled()
         if self._handles_faults:
             faulthandler.enable(self._end)
 
     def move(self, path: Path) -> None:
         """Write to another file from now on. The descriptors stay: faulthandler and other threads write to them."""
-        for descriptor, flags in zip((self._head, self._end, self._watchdogs), _FLAGS):
+        for descriptor, flags in zip((self._head, self._end, self._stuck), _FLAGS):
             opened = open_own(path, flags)
             os.dup2(opened, descriptor, inheritable=False)
             os.close(opened)
@@ -201,6 +203,7 @@ class StackFile:
         self.is_wanted = True
         os.write(self._end, time.strftime(f"\n{ANSWERED} %Y-%m-%dT%H:%M:%S\n").encode())
         faulthandler.dump_traceback(self._end)
+        self._own_bytes = os.fstat(self._end).st_size
 
     def sync(self) -> None:
         """Let other nodes see what was written, on a file system that writes late."""
@@ -216,28 +219,26 @@ class StackFile:
             stream.flush()
             raw.__init__(os.dup(2), "w", closefd=False)  # the same object: handlers of logging hold it
             os.dup2(self._end, 2)
+            self._own_bytes = float("inf")
 
     def arm(self, timeout_s: float) -> None:
-        """Append the stacks in this time (inf: never), unless it is armed again: by a thread that needs no GIL.
+        """Append the main thread's stack in this time (inf: never), unless it is armed again. It needs no GIL.
 
-        If the others run then, that can end the process by SIGSEGV (CPython 3.11): it may fire only if one is stuck.
+        Who arms it is not stuck. So a stack that was written before, as after a suspension, is taken out again.
         """
-        self._is_armed = timeout_s < float("inf")
-        if self._is_armed:
-            faulthandler.dump_traceback_later(timeout_s, file=self._watchdogs)
-        else:
-            faulthandler.cancel_dump_traceback_later()
+        self._timer.set(timeout_s, self._stuck)
+        if self._timer.has_fired and os.fstat(self._end).st_size > self._own_bytes:
+            os.ftruncate(self._end, int(self._own_bytes))
 
     def close(self) -> None:
         """Stop writing, and remove the file unless there was a hang."""
-        if self._is_armed:
-            faulthandler.cancel_dump_traceback_later()
+        self._timer.close()
         if self._handles_faults:
             faulthandler.disable()
         with contextlib.suppress(OSError):
             if not self.is_wanted and is_at(self._head, self.path):  # else it is a newer start's
                 self.path.unlink()
-        for descriptor in (self._head, self._end, self._watchdogs):
+        for descriptor in (self._head, self._end, self._stuck):
             os.close(descriptor)
 
 

@@ -421,7 +421,9 @@ def test_a_users_private_group_is_nobody_else(site: Site, monkeypatch: pytest.Mo
     site.project.chmod(0o664)
     for path in (site.folder, site.project):
         os.chown(path, -1, group.gr_gid)
-    for members, name, is_private in (([], user.pw_name, True), (["ann"], user.pw_name, False), ([], "lab", False)):
+    own = user.pw_name
+    other = f"not-{own}"
+    for members, name, is_private in (([], own, True), ([own], own, True), ([other], own, False), ([], other, False)):
         found = grp.struct_group((name, "x", group.gr_gid, members))
         monkeypatch.setattr(grp, "getgrgid", lambda _, found=found: found)
         if is_private:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +18,7 @@ from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import hang_watch, last_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch
+from cluster_ddp.runtime.failure.stack_timer import StackTimer
 from cluster_ddp.slurm.topology import Topology
 
 
@@ -52,7 +53,7 @@ def test_silent_ranks_end_a_start_only_where_their_files_would_say_that_they_are
     watch = watching(0, ended)
     try:
         for _ in range(3):
-            watch._look()
+            watch._look(time.monotonic())
         assert watch.silent == "rank 1 on node 1" if seen == "all files" else watch.silent.startswith("rank 1 on ")
         assert ended == ([False] if seen == "all files" else [])
     finally:
@@ -67,21 +68,21 @@ def test_one_rank_says_once_that_there_is_no_run_directory(
 ) -> None:
     watch = watching(rank, [], warning_s=0.0)
     for _ in range(3):
-        watch._look()
+        watch._look(time.monotonic())
     watch._workers.close()
     assert capfd.readouterr().err.count("warning: --hang-restart-s 0 ends no start of this job") == times
 
 
 def test_where_a_rank_is_stuck_is_written_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An NFS client may write half a minute late: by then the rank would count as gone."""
-    watchdogs, synced = [], []
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda timeout_s, file: watchdogs.append(file))
+    files, synced = [], []
+    monkeypatch.setattr(StackTimer, "set", lambda timer, timeout_s, file: files.append(file))
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
     monkeypatch.setenv(Env.RUN_DIR, str(folder))
     watch = watching(0, [])
-    watch._look()
+    watch._look(time.monotonic())
     assert watch._file is not None and watch._answered_at == last_progress.last_s
-    assert fcntl.fcntl(watchdogs[0], fcntl.F_GETFL) & os.O_DSYNC
+    assert fcntl.fcntl(files[0], fcntl.F_GETFL) & os.O_DSYNC
     assert synced[0] == str(folder / "stack-rank0.txt")
     watch._workers.close()
     watch._file.close()
@@ -94,7 +95,7 @@ def test_a_full_disk_silences_no_rank(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(Env.RUN_DIR, str(folder))
     watch = watching(0, [])
     monkeypatch.setattr(stacks.StackFile, "dump", fail)
-    watch._look()
+    watch._look(time.monotonic())
     assert watch.words
     watch._workers.close()
     assert watch._file is not None
@@ -105,8 +106,8 @@ def test_a_suspension_is_no_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     """The clock jumps while the watch waits for its next look."""
     watch, look, clock, looks = watching(0, [], warning_s=10.0), HangWatch._look, time.monotonic, list[float]()
 
-    def counted(watch: HangWatch) -> None:
-        look(watch)
+    def counted(watch: HangWatch, now: float) -> None:
+        look(watch, now)
         looks.append(watch._answered_at)
         last_progress.note_step()
 
@@ -134,5 +135,30 @@ def test_the_store_is_left_alone_while_all_ranks_begin(folder: Path, monkeypatch
     try:
         wait_until((folder / "stack-rank1.txt").exists)
         stays(lambda: asked == [], 0.2)
+    finally:
+        watch.stop()
+
+
+def test_a_suspension_while_a_rank_looks_makes_no_hang(folder: Path) -> None:
+    """The time of the look is taken before the suspension is noted."""
+    watch = watching(0, [])
+    watch._look(last_progress.last_s + 0.05)
+    assert not watch.words
+
+
+def test_a_store_whose_answer_was_suspended_is_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_progress, "last_s", time.monotonic())
+    is_suspended = threading.Event()
+    monkeypatch.setattr(last_progress, "note_suspension", lambda pause_s: is_suspended.is_set())
+    asked: list[object] = []
+    topology = Topology.from_environ(slurm_step(1, 2, job_id=1))
+    watch = HangWatch(topology, asked.append, warning_s=600.0, timeout_s=600.0)
+    watch.start()
+    last_progress.note_step()
+    try:
+        wait_until(lambda: asked)
+        stays(lambda: len(asked) == 1, 0.2)
+        is_suspended.set()
+        wait_until(lambda: len(asked) > 1)
     finally:
         watch.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import re
 import time
@@ -50,7 +49,7 @@ def test_a_rank_that_was_stuck_in_c_before_its_last_answer_is_not_stuck(tmp_path
     file = StackFile(tmp_path / "stack-rank0.txt")
     file.write(wrote.text())
     with open(file.path, "a") as more:
-        more.write(f"Timeout (0:02:00)!\n{stack}")
+        more.write(stack)
     assert [one.state for one in hang_verdict.read(tmp_path)] == ["locked"]
     file.dump()
     file.close()
@@ -91,13 +90,13 @@ def test_a_file_that_moves_keeps_its_descriptors(tmp_path: Path) -> None:
 
 
 def test_a_rank_may_be_stuck_in_c_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """faulthandler then says so, else its node would be at fault."""
+    """Its file then says so, else its node would be at fault."""
     armed: list[float] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda timeout_s, **_: armed.append(timeout_s))
+    monkeypatch.setattr(StackFile, "arm", lambda file, timeout_s: armed.append(timeout_s))
     monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", str(tmp_path))
     here = Topology.from_environ(slurm_step(1, 2, job_id=JOB_ID))
     watch = HangWatch(here, lambda *_: None, warning_s=60, timeout_s=60)
-    watch._look()
+    watch._look(time.monotonic())
     assert armed == [60 + 4 * 1.5 + STORE_PATIENCE_S, 60 + 4 * 1.5]  # the latter once the store has answered
     assert not watch.words
     watch._file.close()  # type: ignore[union-attr]
@@ -178,14 +177,14 @@ def test_who_ends_a_start_in_which_ranks_are_silent(
         return watches.setdefault(rank, HangWatch(here, lambda ask: ask(store), **limits, end=end))
 
     for rank in range(3):
-        on_node_of(rank)._look()  # it notes where it is
+        on_node_of(rank)._look(time.monotonic())  # it notes where it is
     for rank in {1, 2} - silent:
         on_node_of(rank)._answer()
     monkeypatch.setattr(last_progress, "last_s", time.monotonic() - 9)
-    on_node_of(0)._look()
+    on_node_of(0)._look(time.monotonic())
     if then is not None:
         then(on_node_of(2))
-    on_node_of(0)._look()
+    on_node_of(0)._look(time.monotonic())
     for watch in watches.values():
         watch._file.close()  # type: ignore[union-attr]
     assert len(ended) == (accused is not None)
