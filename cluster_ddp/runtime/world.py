@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,8 @@ class World(Models, WorldData):
     """Date and time of the start, by rank 0's clock, the same on all ranks: names a run outside Slurm."""
     run_log: list[Callable[[str, Mapping[str, Any]], None]] = field(default_factory=list, repr=False)
     """`RunDir.log` of the newest run directory; empty before there is one."""
+    ended_runs: set[Path] = field(default_factory=set, repr=False)
+    """Run directories of trainings that have come to their end in this process."""
 
     if not TYPE_CHECKING:  # type checkers know the names
 

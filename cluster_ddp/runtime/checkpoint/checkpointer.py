@@ -17,6 +17,7 @@ it, and a stop in it writes that copy. So after a stop or a kill it runs again f
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag
 from cluster_ddp.runtime.world import World
+
+log = logging.getLogger("cluster_ddp")
 
 
 class Checkpointer:
@@ -91,6 +94,10 @@ class Checkpointer:
         interval = Interval.parse(every or ("1epoch" if self._shards else "10min"), has_epochs=bool(self._shards))
         check_choices(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
+        if self.run_dir.path.resolve() in world.ended_runs and world.is_main:
+            found = "another training of this script has ended there: this one is taken for the same."
+            hint = 'if it is another one, give it a run directory: run_dir=checkpoint.run_dir.path / "fine-tuning"'
+            log.error("%s", SpecError(f"Making a Checkpointer in {self.run_dir.path}:", found, hint))
         if run_dir is None and Env.RUN_DIR not in os.environ:  # nobody has named it
             world.print(f"Run directory: {self.run_dir.path}")
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)

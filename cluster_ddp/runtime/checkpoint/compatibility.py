@@ -35,6 +35,7 @@ _RANK: Mapping[str, Any] = {
     "epoch_rng": _RNG,
     "buffers": {},
     "meters": {},
+    "settings": {},
 }
 
 

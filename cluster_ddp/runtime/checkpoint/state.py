@@ -14,6 +14,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state, state_digest
+from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings, Settings
 from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
 from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
@@ -70,11 +71,8 @@ class TrainingState:
         self._optimizers = {name: part for name, part in self.parts.items() if isinstance(part, torch.optim.Optimizer)}
         for name, optimizer in self._optimizers.items():
             optimizer_state.check(name, optimizer)
-        self._made_with = {
-            name: compatibility.settings(part.state_dict())
-            for name, part in self.parts.items()
-            if isinstance(part, _WITH_SETTINGS)
-        }
+        stepped = {name: part for name, part in self.parts.items() if isinstance(part, _WITH_SETTINGS)}
+        self._made_with = {name: compatibility.settings(part.state_dict()) for name, part in stepped.items()}
         self._rng: Callable[[], object] | None = None  # loads that of random numbers
         self._epoch_rng = rng.capture(world.devices)  # those at the epoch's beginning
         self._reload: Callable[[], object] = lambda: None  # loads once more what the training was resumed from
@@ -82,7 +80,8 @@ class TrainingState:
         self.host_copy = HostCopy(world.device, whole=world.is_main)
         self.sharded = resharding.check(world, self.parts, self._states())  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
-        self.unsaved = Unsaved(parts, meters.values(), self.shards)
+        self._settings = ModuleSettings(self.parts)
+        self.unsaved = Unsaved(parts, meters.values(), self.shards, self._settings)
         self._differences = RankDifferences(world, self.parts)
         if self._is_copied_here:
             world.synchronize()
@@ -126,6 +125,7 @@ class TrainingState:
         if self._is_inside:
             if any(self.world.gather(self._own_digests() != self._digests)):
                 self._reload()
+            self._settings.reload()
             self._is_inside = False
             self.restore_rng()
 
@@ -149,6 +149,7 @@ class TrainingState:
             "epoch_rng": self._epoch_rng,
             "buffers": buffers,
             "meters": self._of_meters(),
+            "settings": self._settings.changed(),
             "shards": [shard.place_of_rank() for shard in self.shards],
             "differing": differing,
             "data": [place["fingerprint"] for place in self._places() if "stream" not in place],  # those may differ
@@ -227,6 +228,11 @@ class TrainingState:
             self._epoch_rng = ranks[rank]["epoch_rng"]
         self._is_inside = any(shard.seen for shard in self.shards)
         self._reload = functools.partial(self.load, read, saved_pieces)
+
+    def load_settings(self, of_ranks: Sequence[Settings]) -> None:
+        """Load what the script of this run had set in its modules, of each rank that saved it."""
+        rank = self.world.rank if len(of_ranks) == self.world.world_size else 0
+        self._settings.load(of_ranks[rank])
 
     def restore_rng(self) -> None:
         """Set this rank's random number generators to the loaded state, once after each load."""

@@ -53,6 +53,7 @@ class StepBoundary:
         self._seen_at_step: list[int] = []  # of each shard, at the last step
         self._place_at_step: tuple[int, ...] = ()
         self._trained_on: set[BatchIterator] = set()  # those with a step in this epoch
+        self._read_together: set[BatchIterator] = set()  # those that the loop read at the last step
         self._has_told_break = self._has_told_no_step = self._has_told_best = False
         self._optimizer_steps = 0  # before this epoch
         self._stops = False  # once the loop's body has run
@@ -208,6 +209,7 @@ class StepBoundary:
         self._saver.tell_of_non_finite_end()
         self._note_end("COMPLETED", "The training reached its end.", saved=self._saver.is_written)
         self._stop_flag.give_back()
+        self.world.ended_runs.add(self._run_dir.path.resolve())
 
     @property
     def has_trained(self) -> bool:
@@ -231,7 +233,13 @@ class StepBoundary:
         if self._is_read_elsewhere:
             found = "another thread reads the shard, ahead of the training: a resume would leave out what it has read."
             raise self._no_place(found, "loop over the shard itself: its workers read ahead (num_workers=4)")
-        self._trained_on.update(shard for shard in shards if shard in being_read)
+        are_read = {shard for shard in shards if shard in being_read}
+        self._trained_on |= are_read
+        before, self._read_together = self._read_together, are_read
+        if before - are_read and before & are_read:
+            found = "one of the loop's shards has ended and another has not: a resume would have no batch of the first."
+            hint = "let both have as many batches: world.shard(…, sampler=lambda seed, epoch: …) may repeat samples"
+            raise self._no_place(found, hint)
         if any(shard.passes and shard not in self._trained_on for shard in shards):
             found = (
                 "a shard of the Checkpointer was read outside of this loop: a resume would begin at its place there."
@@ -298,6 +306,7 @@ class StepBoundary:
         self._run_dir.repeats = False  # no batch was read
         self._is_training = False
         self._trained_on.clear()
+        self._read_together.clear()
 
     def _is_in_batch(self) -> bool:
         """Whether the loop has a batch, or without a shard a turn, whose step was not counted."""

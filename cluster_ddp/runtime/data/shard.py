@@ -9,6 +9,8 @@ samples, so that another number of ranks can resume from it.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +18,14 @@ import torch
 from torch.utils.data import Sampler
 
 from cluster_ddp.errors import DataError, counted
+from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.rng import stream_seed
+
+log = logging.getLogger("cluster_ddp")
+
+_SAME_ORDER = "let it depend on the seed, the epoch, and parts of the Checkpointer that change between epochs only"
 
 Order = Callable[[int, int], Sequence[int]]
 """A sampler of one's own: from a random seed and an epoch to the indices of its samples, the same on every rank."""
@@ -73,6 +80,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
             asked = f"Global batches of {self.global_batch} samples, with drop_last=True:"
             raise DataError(asked, f"there are only {size} samples.", "use smaller batches or fewer ranks")
         self._samples, self._sampler, self.epoch = size, sampler, 0
+        self.order_digest: str | None = None
+        """SHA-256 of the order that `sampler` gave for the epoch that was begun last; None without one."""
         self.bounds = self.bounds_from(0)
         if self.accumulates:
             larger = f", or global_batch={2 * world_size} or more" if self.size >= world_size else ""
@@ -126,6 +135,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             if order.shape != (self._samples,):
                 found = f"it gave indices of shape {tuple(order.shape)}, and {self._samples} indices for epoch 0."
                 raise DataError(f"Sampling epoch {self.epoch}:", found, "return as many indices for each epoch")
+            self.order_digest = hashlib.sha256(order.numpy().tobytes()).hexdigest()
             return order
         if self.seed is None:
             return torch.arange(self._samples)
@@ -168,6 +178,8 @@ class Shard(BatchIterator):
         super().__init__(batches.rank, batches.world_size, batches.size, **options)
         self.batches, self.fingerprint, self._source = batches, fingerprint, source
         self._resume_at = self._batch = (0, 0)
+        self._order_before: str | None = None  # that of the part of this epoch which is done
+        self._has_sampled_again = False
         self._steps_per_epoch = len(batches.bounds)
 
     def set_epoch(self, epoch: int) -> None:
@@ -192,6 +204,7 @@ class Shard(BatchIterator):
     def resume_at(self, epoch: int, place: Mapping[str, Any], of_ranks: Sequence[Any]) -> None:
         """Do the same as `resume`, from a place in a checkpoint."""
         self.resume(epoch, step=place["step"], seen=place["seen"])
+        self._order_before = place.get("order") if place["seen"] else None
 
     def place(self) -> dict[str, Any]:
         """Return the place in the epoch, and what tells whether a dataset is the same."""
@@ -201,6 +214,7 @@ class Shard(BatchIterator):
             "seed": self.batches.seed,
             "global_batch": self.batches.global_batch,
             "fingerprint": self.fingerprint,
+            "order": self.batches.order_digest,
             "step": self.step + is_whole,
             "seen": self.seen if is_whole else self._update_start,
         }
@@ -233,10 +247,31 @@ class Shard(BatchIterator):
             self._batch, self.seen = bounds, bounds[1]
             self.is_full_batch = bounds[1] - bounds[0] == self.batches.batch_size * self.world_size
             last_progress.note_progress()
+            self._check_order()
             yield batch
             self._asked_for_next()
         if self.at_end:
             self.at_end()
+
+    def _check_order(self) -> None:
+        """Say so if the sampler's order is another one than before a resume, or at the end of the first epoch."""
+        digest, before = self.batches.order_digest, self._order_before
+        self._order_before = None
+        if before not in (None, digest):
+            self._tell_of_order("it is another one than before the resume: samples are trained twice, others never.")
+        if digest and self.is_at_end and not self._has_sampled_again:
+            self._has_sampled_again = True
+            numbers = rng.of_cpu()
+            self.batches.order()
+            rng.set_of_cpu(numbers)
+            if self.batches.order_digest != digest:
+                self._tell_of_order("it was another one when the epoch began: a resume within it is not exact.")
+            self.batches.order_digest = digest
+
+    def _tell_of_order(self, found: str) -> None:
+        if self.rank == 0:
+            asked = f"The sampler's order of epoch {self.batches.epoch + 1}:"
+            log.error("%s\nTraining continues.", DataError(asked, found, _SAME_ORDER))
 
     def __len__(self) -> int:
         """Return the number of steps in a whole epoch, the same on all ranks."""

@@ -1,6 +1,7 @@
 """What a resume must get back bit for bit, and what no checkpoint can have, which is said at a save.
 
 optimizer_state      loading the state of an optimizer without a cast, for parameters in the same or in other groups
+module_settings      which parameters train, and numbers in the attributes of modules
 changes_before_loop  parts that a script changes after its Checkpointer
 rank_differences     parts that differ between ranks: a checkpoint has rank 0's
 state_digest         by which these two compare

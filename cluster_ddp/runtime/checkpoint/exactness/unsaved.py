@@ -1,8 +1,8 @@
 """What a training has and no checkpoint has: that is said once, since a resume begins without it.
 
 The state of a communication hook of DDP, such as PowerSGD's errors; gradients that no optimizer has used; buffers that
-are not persistent; and what takes part in the training and was not given to its Checkpointer: optimizers, schedulers,
-parameters, shards, DataLoaders.
+are not persistent; flags and counts in modules; and what takes part in the training and was not given to its
+Checkpointer: optimizers, schedulers, scalers, parameters, shards, DataLoaders.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from cluster_ddp.errors import CheckpointError, counted
+from cluster_ddp.errors import CheckpointError, counted, first_of
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
+from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
@@ -48,6 +50,7 @@ _OF_GRADIENTS = (
 )
 _OF_PARAMETER = "wrap their module, too, and name it in the Checkpointer: Checkpointer(world, …, head=head)"
 _OF_BUFFER = "let the checkpoint have it: register_buffer(name, value), without persistent=False"
+_OF_ATTRIBUTE = "if the training depends on it: register_buffer(name, torch.tensor(value)), or a float"
 _OF_MODE = "call model.train() after each evaluation"
 _OF_GROUPS = "give all parameter groups to the optimizer before you make the Checkpointer, with lr=0 until they train"
 _OF_ZEROS = "in the loop: optimizer.zero_grad(), loss.backward(), optimizer.step(), in this order"
@@ -56,7 +59,13 @@ _OF_ZEROS = "in the loop: optimizer.zero_grad(), loss.backward(), optimizer.step
 class Unsaved:
     """Finds that in the parts of a training. Make it before the first step."""
 
-    def __init__(self, parts: Mapping[str, Any], meters: Iterable[object], shards: Sequence[BatchIterator]) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        meters: Iterable[object],
+        shards: Sequence[BatchIterator],
+        settings: ModuleSettings,
+    ) -> None:
         self._parts, self._saved, self._shards = dict(parts), [*parts.values(), *meters], shards
         optimizers = [one for one in parts.values() if isinstance(one, torch.optim.Optimizer)]
         self._gradients, self._steps = _Gradients(optimizers), _OptimizerSteps()
@@ -69,7 +78,9 @@ class Unsaved:
         self._modules = {name: part for name, part in inner.items() if isinstance(part, torch.nn.Module)}
         self._trained: set[str] = set()  # those in training mode in the first step
         self._buffers: list[tuple[str, torch.Tensor]] = []  # that are not persistent, as they were then
+        self._settings = settings
         self._told: set[str] = set()
+        self._has_told_attributes = False
 
     @property
     def optimizer_steps(self) -> int:
@@ -107,21 +118,31 @@ class Unsaved:
         for (_, first), (name, buffer) in zip(self._buffers, self._temporary_buffers()):  # none: no state is made
             if not torch.equal(buffer.cpu(), first):
                 self._say(step, f"{name} changes, and is a buffer that is not persistent.", _OF_BUFFER)
+        if (changed := self._settings.unsaved()) and not self._has_told_attributes:
+            self._has_told_attributes = True
+            self._say(step, f"attributes of modules change: {first_of(changed)}.", _OF_ATTRIBUTE)
         for average, before in self._averages:
             one = average()
             if one is not None and int(one.n_averaged) != before:
                 found = f"{type(one).__name__} averages weights, and is no part of the Checkpointer."
                 self._say(step, found, _OF_PART.format(name="ema"))
-        for optimizer in set(self._steps.optimizers) - self._inside_parts():
-            if optimizer.state:
-                found = f"{type(optimizer).__name__} makes steps, and is no part of the Checkpointer."
-                self._say(step, found, _OF_PART.format(name="optimizer"))
         for name, part in self._parts.items():
             for state in ddp.hook_states(part):
                 if not any(state is one for one in self._saved):
                     found = f"{name!r} has a communication hook with a state, {type(state).__name__}."
                     self._say(step, found, _OF_HOOK)
-        if self._gradients.are_unused():
+        self._tell_of_optimizers(step)
+
+    def _tell_of_optimizers(self, step: int) -> None:
+        trained = {id(parameter) for one in self._groups for parameter in optimizer_state.parameters(one)}
+        in_place_of_part = False
+        for optimizer in set(self._steps.optimizers) - self._inside_parts():
+            replaces = any(id(parameter) in trained for parameter in optimizer_state.parameters(optimizer))
+            in_place_of_part |= replaces
+            if optimizer.state or replaces:
+                found = f"{type(optimizer).__name__} makes steps, and is no part of the Checkpointer."
+                self._say(step, found, _OF_PART.format(name="optimizer"))
+        if self._gradients.are_unused() and not in_place_of_part:
             self._say(step, "there are gradients that no optimizer has used.", _OF_GRADIENTS)
 
     def look(self, step: int) -> None:
@@ -138,11 +159,15 @@ class Unsaved:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
         parts = self._inside_parts()
-        for one in _objects_of(LRScheduler, AveragedModel, _BaseDataLoaderIter):
+        for one in _objects_of(LRScheduler, AveragedModel, GradScaler, _BaseDataLoaderIter):
             if isinstance(one, LRScheduler):
                 if one.optimizer in parts and one not in parts:
                     found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scheduler"))
+            elif isinstance(one, GradScaler):
+                if one.is_enabled() and one._scale is not None and not self._is_saved(one):
+                    found = "GradScaler scales the loss, and is no part of the Checkpointer."
+                    self._say(step, found, _OF_PART.format(name="scaler"))
             elif isinstance(one, AveragedModel):
                 if not any(one is saved for saved in self._saved_modules()):
                     self._averages.append((weakref.ref(one), int(one.n_averaged)))
@@ -176,6 +201,10 @@ class Unsaved:
             for one in (saved, *getattr(saved, "__dict__", {}).values()):
                 if isinstance(one, torch.nn.Module):
                     yield from one.modules()
+
+    def _is_saved(self, wanted: object) -> bool:
+        """Whether it is one of what is saved, or one of its attributes."""
+        return any(wanted is one for saved in self._saved for one in (saved, *getattr(saved, "__dict__", {}).values()))
 
     def _inside_parts(self) -> set[object]:
         """The optimizers and schedulers among the parts, and in their attributes, such as SequentialLR's list."""

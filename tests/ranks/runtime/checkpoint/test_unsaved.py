@@ -23,6 +23,7 @@ from torch.utils.data import TensorDataset
 import cluster_ddp
 from cluster_ddp import World
 from cluster_ddp.runtime.checkpoint.exactness import state_digest
+from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
 from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 
@@ -352,7 +353,7 @@ def said_of(caplog: pytest.LogCaptureFixture, loop: Callable[[torch.nn.Module, t
     """How often something is said in a loop that yields where it saves."""
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    unsaved = Unsaved({"model": model, "optimizer": optimizer}, [], [])
+    unsaved = Unsaved({"model": model, "optimizer": optimizer}, [], [], ModuleSettings({}))
     caplog.clear()
     for step, _ in enumerate(loop(model, optimizer)):  # type: ignore[arg-type, var-annotated]
         unsaved.note_step(step)
@@ -545,7 +546,30 @@ def test_batches_that_the_script_counts_itself(
 def test_the_state_of_a_hook_may_be_a_meter(world: World, caplog: pytest.LogCaptureFixture) -> None:
     state, model = Memory(), world.wrap(torch.nn.Linear(3, 2))
     model.register_comm_hook(state, lambda memory, bucket: default_hooks.allreduce_hook(None, bucket))  # type: ignore
-    Unsaved({"model": model}, [state], []).tell(1)
+    Unsaved({"model": model}, [state], [], ModuleSettings({})).tell(1)
     assert not caplog.records
-    Unsaved({"model": torch.compile(model)}, [], []).tell(1)
+    Unsaved({"model": torch.compile(model)}, [], [], ModuleSettings({})).tell(1)
     assert "communication hook with a state, Memory" in caplog.text
+
+
+@pytest.mark.parametrize(("order", "words"), [(range(24), 0), (range(23, -1, -1), 1)])
+def test_a_sampler_that_gives_another_order_after_a_resume_is_named(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, order: Sequence[int], words: int
+) -> None:
+    """One whose weights are kept outside of the checkpoint."""
+
+    def train(order: Sequence[int], steps: int) -> None:
+        rows = TensorDataset(torch.ones(24, 2))
+        shard = world.shard(rows, batch_size=4, sampler=lambda seed, epoch: order)
+        run_dir, model = tmp_path / "run", nn.Linear(2, 2)
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=run_dir, every="1steps", model=model)
+        for _ in checkpoint.epochs(1):
+            for _ in shard:
+                checkpoint.step()
+                checkpoint._saver.wait()
+                if checkpoint.steps == steps:
+                    return
+
+    train(range(24), 3)
+    train(order, 6)
+    assert caplog.text.count("The sampler's order of epoch 1:\n  it is another one than before the resume") == words

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -517,6 +517,132 @@ def a_checkpointer_for_each_model(loop: Loop) -> None:
             other.step()
 
 
+def with_labelled(loop: Loop, batches: Callable[[BatchIterator, BatchIterator], Any]) -> None:
+    """A second shard is shorter: two batches on one rank, one on two."""
+    rows = torch.randn(8, 2, generator=torch.Generator().manual_seed(3))
+    labelled = loop.world.shard(TensorDataset(rows), batch_size=4)
+    checkpoint = loop.checkpointer(shard=[loop.shard, labelled])
+    for _ in checkpoint.epochs(2):
+        for batch in batches(loop.shard, labelled):
+            loop.update(batch)
+            checkpoint.step()
+
+
+def a_shorter_shard_cycled(loop: Loop) -> None:
+    with_labelled(loop, lambda shard, labelled: (one for one, _ in zip(shard, itertools.cycle(labelled))))
+
+
+def as_long_as_the_shorter_shard(loop: Loop) -> None:
+    with_labelled(loop, lambda shard, labelled: (one for _, one in zip(labelled, shard)))
+
+
+def one_shard_after_the_other(loop: Loop) -> None:
+    with_labelled(loop, itertools.chain)
+
+
+def sampled(loop: Loop, sampler: Callable[[int, int], list[int]], after_step: Callable[[], object] = int) -> None:
+    rows = TensorDataset(torch.randn(SAMPLES, 2, generator=torch.Generator().manual_seed(2)))
+    loop.shard = loop.world.shard(rows, batch_size=4, sampler=sampler)
+    checkpoint = loop.checkpointer()
+    for _ in checkpoint.epochs(2):
+        for batch in loop.shard:
+            loop.update(batch)
+            after_step()
+            checkpoint.step()
+
+
+def a_sampler_with_a_state(loop: Loop) -> None:
+    """As the hardest samples first, by the weights of now."""
+    calls = itertools.count()
+
+    def rolled(seed: int, epoch: int) -> list[int]:
+        first = next(calls)
+        return [(one + first) % SAMPLES for one in range(SAMPLES)]
+
+    sampled(loop, rolled)
+
+
+def a_sampler_of_seed_and_epoch(loop: Loop) -> None:
+    sampled(loop, lambda seed, epoch: [(one + epoch) % SAMPLES for one in range(SAMPLES)])
+
+
+def a_sampler_that_seeds(loop: Loop) -> None:
+    """It sets all random numbers: to look at its order again changes none of them."""
+
+    def draw(seed: int, epoch: int) -> list[int]:
+        torch.manual_seed(epoch)
+        return [int(one) for one in torch.randperm(SAMPLES)]
+
+    numbers = set[float]()
+    sampled(loop, draw, lambda: numbers.add(float(torch.rand(()))))
+    assert len(numbers) == 2 * len(loop.shard)
+
+
+def scaled(loop: Loop, by: torch.amp.GradScaler, **parts: Any) -> None:
+    checkpoint = loop.checkpointer(**parts)
+    for _ in checkpoint.epochs(1):
+        for batch in loop.shard:
+            loop.optimizer.zero_grad()
+            by.scale(loop.loss(batch)).backward()
+            by.step(loop.optimizer)
+            by.update()
+            checkpoint.step()
+
+
+def a_scaler_that_is_no_part(loop: Loop) -> None:
+    scaled(loop, torch.amp.GradScaler("cpu"))
+
+
+def a_scaler_that_is_a_part(loop: Loop) -> None:
+    scaled(loop, scaler := torch.amp.GradScaler("cpu"), scaler=scaler)
+
+
+def a_scaler_that_is_off(loop: Loop) -> None:
+    scaled(loop, torch.amp.GradScaler("cpu", enabled=False))
+
+
+def two_phases_in_one_run_directory(loop: Loop) -> None:
+    right(loop)
+    loop.shard = loop.data()
+    right(loop)
+
+
+def two_phases(loop: Loop) -> None:
+    right(loop)
+    loop.shard, loop.run_dir = loop.data(), loop.run_dir / "fine-tuning"
+    right(loop)
+
+
+def an_optimizer_in_place_of_a_part(loop: Loop) -> None:
+    checkpoint = loop.checkpointer()
+    for epoch in checkpoint.epochs(2):
+        if epoch == 1:
+            loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+
+
+def changing(loop: Loop, name: str, values: Sequence[object]) -> None:
+    layer = unwrapped(loop.model)[1]
+    vars(layer)[name] = values[0]
+    checkpoint = loop.checkpointer()
+    for epoch in checkpoint.epochs(2):
+        vars(layer)[name] = values[epoch]
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+
+
+def a_count_in_a_module(loop: Loop) -> None:
+    changing(loop, "calls", [0, 1])
+
+
+def a_number_in_a_module(loop: Loop) -> None:
+    """A resume restores it: test_module_settings.py."""
+    changing(loop, "temperature", [1.0, 0.5])
+
+
 EXACT = ""
 TABLE: dict[Callable[[Loop], None], str] = {
     right: EXACT,
@@ -569,6 +695,20 @@ TABLE: dict[Callable[[Loop], None], str] = {
     best_before_a_step: r"Keeping the best 'loss' in a batch:.*step is not counted yet.*after checkpoint\.step\(\)",
     best_after_each_step: EXACT,
     a_parameter_group_added_late: r"Adam has another parameter group since .*give all parameter groups .*with lr=0",
+    a_shorter_shard_cycled: r"Step [23]:\n  one of the loop's shards has ended and another has not.*sampler=lambda",
+    as_long_as_the_shorter_shard: EXACT,
+    one_shard_after_the_other: EXACT,
+    a_sampler_with_a_state: r"The sampler's order of epoch 1:\n  it was another one when the epoch began",
+    a_sampler_of_seed_and_epoch: EXACT,
+    a_sampler_that_seeds: EXACT,
+    a_scaler_that_is_no_part: r"GradScaler scales the loss, and is no part of the Checkpointer.*scaler=scaler",
+    a_scaler_that_is_a_part: EXACT,
+    a_scaler_that_is_off: EXACT,
+    two_phases_in_one_run_directory: "another training of this script has ended there.*fine-tuning",
+    two_phases: EXACT,
+    an_optimizer_in_place_of_a_part: "SGD makes steps, and is no part of the Checkpointer",
+    a_count_in_a_module: r"attributes of modules change: model\.1\.calls\..*register_buffer",
+    a_number_in_a_module: EXACT,
     a_checkpointer_for_each_model: r"Step 1:\n  the loop of another Checkpointer runs.*give all parts .* to one",
 }
 """Each loop, and what is said of it, as an error or in the log."""

@@ -1,0 +1,76 @@
+"""What a script sets in a model as it trains, and no state_dict has: which parameters train, and plain attributes.
+
+Such as layers that are frozen from the third epoch on, a dropout that grows, a temperature that falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+_PLAIN = bool, int, float, str, type(None)
+_SET_BY_LOOP = "training"  # a resume begins in the loop, in training mode
+
+Settings = dict[str, bool | float]
+"""Each by its place, as "model.head.weight.requires_grad" or "model.drop.p"."""
+
+
+class ModuleSettings:
+    """Those of the modules among these parts. Make it before the training's loop, with the script's own settings."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+        self._made = {place: (owner, name, owner[name]) for place, owner, name in self._attributes()}
+        self._trained = {place: parameter.requires_grad for place, parameter in self._parameters()}
+        self._loaded: Settings | None = None
+
+    def changed(self) -> Settings:
+        """Return those that can be restored and are other ones than at first: whether parameters train, and numbers."""
+        found: Settings = {
+            f"{place}.requires_grad": parameter.requires_grad
+            for place, parameter in self._parameters()
+            if self._trained.get(place, parameter.requires_grad) != parameter.requires_grad
+        }
+        return found | {place: value for place, value in self._changed_attributes() if isinstance(value, float)}
+
+    def unsaved(self) -> list[str]:
+        """Return the places of the others: a count or a flag may belong to a cache, which is as new as the process."""
+        return [place for place, value in self._changed_attributes() if not isinstance(value, float)]
+
+    def load(self, changed: Settings) -> None:
+        """Set these as they were when they were saved, by `changed`; the others as at first."""
+        self._loaded = changed
+        self.reload()
+
+    def reload(self) -> None:
+        """Do so again, if it was done."""
+        if self._loaded is None:
+            return
+        changed = self._loaded
+        for place, parameter in self._parameters():
+            wanted = bool(changed.get(f"{place}.requires_grad", self._trained.get(place, parameter.requires_grad)))
+            if parameter.requires_grad != wanted:
+                parameter.requires_grad_(wanted)
+        for place, (owner, name, value) in self._made.items():
+            if isinstance(value, float):
+                owner[name] = changed.get(place, value)
+
+    def _changed_attributes(self) -> Iterator[tuple[str, Any]]:
+        for place, (owner, name, value) in self._made.items():
+            now = owner.get(name, value)
+            if isinstance(now, _PLAIN) and (type(now), now) != (type(value), value):
+                yield place, now
+
+    def _attributes(self) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
+        for part, model in self._modules.items():
+            for path, module in model.named_modules():
+                for name, value in vars(module).items():
+                    if isinstance(value, _PLAIN) and name != _SET_BY_LOOP:
+                        yield ".".join(filter(None, (part, path, name))), vars(module), name
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for part, model in self._modules.items():
+            for path, parameter in model.named_parameters():
+                yield f"{part}.{path}", parameter
