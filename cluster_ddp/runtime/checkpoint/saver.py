@@ -60,9 +60,10 @@ class Saver:
         self._has_told_best = False
         self.world, self.state, self.folder = state.world, state, folder
         self.run_dir, self._before_save, self._on_nan = run_dir, before_save, on_nan
-        self._has_told, self._skipped = False, -1
+        self._has_told = False
         self.saved: Place = (-1, -1)
         """The place of the last save that began."""
+        self._slow: Place | None = None  # that of the one which was last said to be slow
         self._saved_at_s = time.monotonic()
         self._copied: dict[str, Any] | None = None
         self._held: Literal["", "copy", "write"] = ""  # what is to be done with the copy once the loop's body has run
@@ -105,8 +106,8 @@ class Saver:
         write = write or has_failed
         self._saved_at_s = time.monotonic() if write else self._saved_at_s
         if is_busy:
-            if self.world.is_main and write and self._skipped != self.state.steps:
-                self._skipped = self.state.steps  # it may be tried again after the epoch
+            if self.world.is_main and write and self._slow != self.saved:
+                self._slow = self.saved
                 words = "The checkpoint before step %d is still being written; this one is skipped. (%s)"
                 log.warning(words, self.state.steps, writer.at_work())
             return

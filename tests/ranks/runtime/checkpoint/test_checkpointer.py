@@ -316,6 +316,22 @@ def test_in_the_end_all_is_saved_however_slow_the_disk_is(
     assert saved(tmp_path)[-1] == 20
 
 
+def test_a_slow_write_is_named_once_however_many_saves_it_skips(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    write, steps, writes = checkpoint_file.write, [0], list[int]()
+
+    def slowly(path: Path, state: Any) -> str:
+        writes.append(min(19, steps[-1] + 4))
+        wait_until(lambda: steps[-1] >= writes[-1])
+        return write(path, state)
+
+    monkeypatch.setattr(folder.checkpoint_file, "write", slowly)
+    options = {"epochs": 1, "size": 80, "every": "1steps", "patient": False}
+    train(world, tmp_path, seed=1, at=lambda checkpoint: steps.append(checkpoint.steps), **options)
+    assert 1 <= said.text.count("is still being written; this one is skipped") <= len(writes) <= 7
+
+
 def test_the_state_saved_is_the_steps_however_slow_the_disk_is(
     world: World, tmp_path: Path, whole: dict[int, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
