@@ -18,13 +18,13 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cluster_ddp.errors import CheckpointError, counted, first_of
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
 from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
+from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
@@ -73,7 +73,7 @@ class Unsaved:
         self._schedulers = {name: part for name, part in parts.items() if isinstance(part, LRScheduler)}
         self._scheduled: dict[str, int] | None = None  # at the last step, until the loop's body has run
         self._looks = 0
-        self._averages: list[tuple[weakref.ref[AveragedModel], int]] = []  # how many updates each had in the first step
+        self._others = OtherModules()
         inner = {name: ddp.unwrapped(part) for name, part in parts.items()}  # an evaluation may know only that
         self._modules = {name: part for name, part in inner.items() if isinstance(part, torch.nn.Module)}
         self._trained: set[str] = set()  # those in training mode in the first step
@@ -121,11 +121,9 @@ class Unsaved:
         if (changed := self._settings.unsaved()) and not self._has_told_attributes:
             self._has_told_attributes = True
             self._say(step, f"attributes of modules change: {first_of(changed)}.", _OF_ATTRIBUTE)
-        for average, before in self._averages:
-            one = average()
-            if one is not None and int(one.n_averaged) != before:
-                found = f"{type(one).__name__} averages weights, and is no part of the Checkpointer."
-                self._say(step, found, _OF_PART.format(name="ema"))
+        for kind in self._others.changed():
+            found = f"{kind} has weights or buffers that change, and is no part of the Checkpointer."
+            self._say(step, found, _OF_PART.format(name="ema"))
         for name, part in self._parts.items():
             for state in ddp.hook_states(part):
                 if not any(state is one for one in self._saved):
@@ -159,7 +157,8 @@ class Unsaved:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
         parts = self._inside_parts()
-        for one in _objects_of(LRScheduler, AveragedModel, GradScaler, _BaseDataLoaderIter):
+        self._others.note(_objects_of(torch.nn.Module), self._saved_modules())
+        for one in _objects_of(LRScheduler, GradScaler, _BaseDataLoaderIter):
             if isinstance(one, LRScheduler):
                 if one.optimizer in parts and one not in parts:
                     found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
@@ -168,9 +167,6 @@ class Unsaved:
                 if one.is_enabled() and one._scale is not None and not self._is_saved(one):
                     found = "GradScaler scales the loss, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scaler"))
-            elif isinstance(one, AveragedModel):
-                if not any(one is saved for saved in self._saved_modules()):
-                    self._averages.append((weakref.ref(one), int(one.n_averaged)))
             elif _is_under_way(one) and not any(_reads(shard, one._dataset) for shard in self._shards):
                 self._say(step, "a DataLoader is read whose place is not saved.", _OF_LOADER)
 

@@ -220,7 +220,7 @@ SAID = {
     "powersgd": [("Saving step 1:", "'model' has a communication hook with a state, PowerSGDState.")],
     "manual_acc": [("Saving step 2:", "gradients that no optimizer has used", "world.accumulate")],
     "break_early": [("Ending epoch 1 at step 2:", "trains the rest of the epoch.", "first line")],
-    "ema_forgotten": [("Saving step 2:", "AveragedModel averages weights, and is no part", "ema=ema")],
+    "ema_forgotten": [("Saving step 2:", "AveragedModel has weights or buffers that change", "ema=ema")],
     "scheduler_alone": [("Saving step 1:", "SGD makes steps, and is no part of the Checkpointer.")],
     "apart": [("Saving step 3:", "rank 1 has another dataset than rank 0", "generator="),
               ("Keeping the best:", "best('loss', …) has another value on each rank", "world.mean")],

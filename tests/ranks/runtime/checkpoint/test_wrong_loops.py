@@ -634,6 +634,39 @@ def changing(loop: Loop, name: str, values: Sequence[object]) -> None:
             checkpoint.step()
 
 
+def beside(loop: Loop, other: nn.Module, change: Callable[[], object], **parts: Any) -> None:
+    """Another module takes part in the training."""
+    checkpoint = loop.checkpointer(**parts)
+    for _ in checkpoint.epochs(2):
+        for batch in loop.shard:
+            other(torch.ones(4, 2))
+            loop.update(batch)
+            checkpoint.step()
+            change()
+
+
+def an_average_of_own_code(loop: Loop) -> None:
+    teacher = nn.Linear(2, 2)
+    beside(loop, teacher, lambda: teacher.weight.data.mul_(0.99))
+
+
+def a_loss_with_a_buffer(loop: Loop) -> None:
+    beside(loop, nn.Sequential(nn.BatchNorm1d(2)), lambda: None)
+
+
+def an_average_that_is_a_part(loop: Loop) -> None:
+    teacher = nn.Linear(2, 2)
+    beside(loop, teacher, lambda: teacher.weight.data.mul_(0.99), teacher=teacher)
+
+
+def a_frozen_teacher(loop: Loop) -> None:
+    """With NaN in it, and a part that has not been made."""
+    teacher = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    teacher[0].bias.data.fill_(float("nan"))
+    teacher.register_module("never made", nn.Linear(2, 2, device="meta"))
+    beside(loop, teacher[0], lambda: None)
+
+
 def a_count_in_a_module(loop: Loop) -> None:
     changing(loop, "calls", [0, 1])
 
@@ -707,6 +740,10 @@ TABLE: dict[Callable[[Loop], None], str] = {
     two_phases_in_one_run_directory: "another training of this script has ended there.*fine-tuning",
     two_phases: EXACT,
     an_optimizer_in_place_of_a_part: "SGD makes steps, and is no part of the Checkpointer",
+    an_average_of_own_code: "Linear has weights or buffers that change, and is no part of the Checkpointer",
+    a_loss_with_a_buffer: "Sequential has weights or buffers that change, and is no part of the Checkpointer",
+    an_average_that_is_a_part: EXACT,
+    a_frozen_teacher: EXACT,
     a_count_in_a_module: r"attributes of modules change: model\.1\.calls\..*register_buffer",
     a_number_in_a_module: EXACT,
     a_checkpointer_for_each_model: r"Step 1:\n  the loop of another Checkpointer runs.*give all parts .* to one",

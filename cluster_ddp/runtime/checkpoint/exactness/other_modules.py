@@ -1,0 +1,63 @@
+"""Modules that are no part of the Checkpointer, and change in the training: an average of weights, a loss with a state.
+
+A resume begins with them as they were made.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+
+from cluster_ddp.runtime.model.dtensor_pieces import local_part
+
+_LOOKED_AT = 4  # tensors of each module, the smallest: an average changes all of them
+_LARGEST_BYTES = 1 << 20
+
+
+class OtherModules:
+    """Keeps a few small tensors of modules, to see later whether they have changed."""
+
+    def __init__(self) -> None:
+        self._first: list[tuple[weakref.ref[nn.Module], weakref.ref[torch.Tensor], torch.Tensor]] = []
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def note(self, modules: Iterable[nn.Module], saved: Iterable[nn.Module]) -> None:
+        """Note those of these modules that have tensors which no saved one has, as they are now."""
+        saved = list(saved)
+        known = {id(tensor) for one in saved for tensor in _own_tensors(one)} | {id(one) for one in saved}
+        modules = [one for one in modules if id(one) not in known]
+        inner = {id(child) for one in modules for child in one.children()}
+        for one in modules:
+            if id(one) in inner or one in self._seen:
+                continue
+            self._seen.add(one)
+            tensors = [tensor for module in one.modules() for tensor in _own_tensors(module) if id(tensor) not in known]
+            tensors = [tensor for tensor in tensors if not (tensor.is_meta or nn.parameter.is_lazy(tensor))]
+            small = sorted((local_part(tensor).nbytes, number) for number, tensor in enumerate(tensors))[:_LOOKED_AT]
+            self._first += [
+                (weakref.ref(one), weakref.ref(tensors[number]), _copy(tensors[number]))
+                for size, number in small
+                if size <= _LARGEST_BYTES
+            ]
+
+    def changed(self) -> set[str]:
+        """Return the names of the classes of those that have changed since."""
+        found = set()
+        for module, tensor, first in self._first:
+            owner, now = module(), tensor()
+            if owner is not None and now is not None and not torch.equal(_copy(now), first):
+                found.add(type(owner).__name__)
+        return found
+
+
+def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes in the host's memory: NaN is equal to NaN."""
+    return local_part(tensor).detach().cpu().clone().contiguous().reshape(-1).view(torch.uint8)
