@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, Place
+from paced_run import PACED, TRAINING
 from restarting import launch
 from test_packs import start as start_packed
 
@@ -24,18 +25,20 @@ while not os.path.exists("go"):
 """
 
 
-def suspend(place: Place, job: str) -> None:
+def suspend(place: Place, job: str, seconds: float = SUSPENDED_S) -> None:
     commands.run(["scontrol", "suspend", job], env=place.slurm.env)
     assert job_status.job_statuses(job, env=place.slurm.env)[0].state == "SUSPENDED"
-    time.sleep(SUSPENDED_S)
+    time.sleep(seconds)
     commands.run(["scontrol", "resume", job], env=place.slurm.env)
 
 
 @pytest.mark.every_slurm
 def test_a_suspended_training_trains_on(place: Place, uninterrupted: list[dict]) -> None:
-    run = launch(place, "--restarts", "3", "--hang-restart-s", "5", name="suspended")
+    """It is suspended for longer than a rank may take until its stack is written."""
+    command = (*PACED, *TRAINING, "--hang-warning-s=15")
+    run = launch(place, "--restarts", "3", "--hang-restart-s", "5", command=command, name="suspended")
     run.wait_for_step(6)
-    suspend(place, run.job)
+    suspend(place, run.job, 30.0)
     run.completed(restarts=0)
     assert run.failures() == []
     assert run.metrics() == uninterrupted
