@@ -177,7 +177,6 @@ class Follower(Rank):
         rank_0_s = self.options.wait_s + self.options.check_limit_s + REPORT_S + SETTLE_LOSSY_S
         while told := self._client.told(rank_0_s + _GRACE_S):
             if told["kind"] == "end":
-                self._client.close()
                 return self._after_rank_0(int(told["status"]))
             tier = str(told["kind"])
             rank_0_s = 2 * TIER_S[tier]  # it does its own part, then waits for all others
@@ -186,9 +185,9 @@ class Follower(Rank):
 
     def _speak_after_rank_0(self, tier: str) -> int:
         """Rank 0 was there, and has ended: one rank says so, and nothing else."""
-        self._client.close()
         if not self._is_speaker(without_folder=self.identity.rank == 1):
             return self._after_rank_0(USAGE_EXIT_STATUS)
+        self._client.close()
         topology = self.identity.topology
         assert topology is not None
         host = next(iter(topology.nodes), topology.master_addr)
@@ -223,12 +222,14 @@ class Follower(Rank):
     def _after_rank_0(self, status: int) -> int:
         """Wait, if the status is bad: srun may end all tasks with TERM after the first, whose error is to be rank 0's.
 
-        That must not become the step's status: srun's is the highest of its tasks', and that of a TERM is 143.
+        That must not become the step's status: srun's is the highest of its tasks', and that of a TERM is 143. So rank
+        0 ends only once this connection is closed.
         """
         if status:
             rank_notes.failed(
                 self.env, self.identity.rank, "stopped: another rank says what is wrong.", consequence=True
             )
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+            self._client.close()
             time.sleep(_LAST_S)
         return status

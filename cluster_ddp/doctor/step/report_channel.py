@@ -25,8 +25,8 @@ from cluster_ddp.runtime.rendezvous import host_setup
 from cluster_ddp.slurm.topology import Topology
 
 _POLL_S = 0.1
-# How long those that read files may take to read the last message.
-_READ_S = 3.0
+# How long the others may take to read the last message.
+_READ_S = 10.0
 _LONGEST_PAUSE_S = 1.0
 # How much later than the others rank 0 may take its own start.
 _GRACE_S = 2.0
@@ -111,8 +111,14 @@ class ReportServer:
             self._folder.write_report({"kind": tier, **fields})
 
     def close(self) -> None:
-        """Wait until those that read files have read the last message, and close all connections."""
-        self._wait(lambda: not self._folder.report_files(), _READ_S)
+        """Wait until all have the last message: they remove their file, or close their connection. Then close all."""
+
+        def have_ended() -> bool:
+            found = [one for tier in self._received.values() for one in tier.items()]
+            connected = {rank for rank, message in found if message.get("by") == "tcp"}
+            return connected <= self.closed and not self._folder.report_files()
+
+        self._wait(have_ended, _READ_S)
         if self._server is not None:
             self._server.close()
 

@@ -1,4 +1,4 @@
-"""When rank 0 may judge the ranks that have not connected to it."""
+"""When rank 0 may judge the ranks that have not connected to it, and when it may end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from slowness import LIMIT_S, scaled
+from slowness import LIMIT_S, scaled, stays
 
 from cluster_ddp.agent.channel import Key
+from cluster_ddp.doctor.step import report_channel
 from cluster_ddp.doctor.step.report_channel import ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.slurm.topology import Topology
@@ -37,4 +38,18 @@ def test_a_refusal_from_before_rank_0_listened_is_not_the_last_word(checks_s: fl
     assert server.settle("nodes", 2.0, scaled(LIMIT_S))[1]["by"] == "tcp"
     arrives.join()
     (tmp_path / "report-1-x.json").unlink()
+    server._gone(report)
     server.close()
+
+
+def test_rank_0_ends_only_when_the_others_have_heard_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun may end them with TERM then, before they handle that: the step's status would be 143."""
+    monkeypatch.setattr(report_channel, "_READ_S", scaled(LIMIT_S))
+    server, message = ReportServer(None, Key(b""), ReportFolder(tmp_path)), {"kind": "nodes", "rank": 1, "id": "x"}
+    server._hear(message)
+    ends = threading.Thread(target=server.close)
+    ends.start()
+    stays(ends.is_alive)
+    server._gone(message)
+    ends.join(scaled(LIMIT_S))
+    assert not ends.is_alive()
