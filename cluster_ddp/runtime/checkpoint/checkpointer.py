@@ -56,7 +56,8 @@ class Checkpointer:
             set aside (but a requeued job resumes from its own). A path: from this checkpoint, or from the newest one of
             another run directory; ignored once this run directory has checkpoints.
         identity: values that must be equal for a checkpoint to fit, such as the dataset's name.
-        meters: states that differ between ranks, such as a `Meter`, by name.
+        meters: states that differ between ranks, such as a `Meter`, by name: with `state_dict()` and
+            `load_state_dicts(states)`, which gets this rank's, or after a change of the ranks' number none or several.
         stop_signals: names of the signals to stop at.
         before_save: called on every rank before each save. An exception in it ends the training without that save.
         on_nan: what NaN or Inf in a module's parameters or an optimizer's state does. "continue": such a state is never
@@ -67,7 +68,8 @@ class Checkpointer:
     Raises:
         CheckpointError: a checkpoint doesn't fit, can't be found or can't be loaded; or a state can't be saved.
         RunDirError: the run directory can't be written, or another job is using it.
-        SpecError: `every` is no interval, or of epochs without a shard; `keep` is below 1; no such signal or `on_nan`.
+        SpecError: `every` is no interval, or of epochs without a shard; `keep` is below 1; no such signal or `on_nan`;
+            a meter without these methods.
         DataError: too few samples are left in the epoch for this number of ranks.
     """
 
@@ -94,12 +96,10 @@ class Checkpointer:
         interval = Interval.parse(every or ("1epoch" if self._shards else "10min"), has_epochs=bool(self._shards))
         check_choices(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
-        if self.run_dir.path.resolve() in world.ended_runs and world.is_main:
-            found = "another training of this script has ended there: this one is taken for the same."
-            hint = 'if it is another one, give it a run directory: run_dir=checkpoint.run_dir.path / "fine-tuning"'
-            log.error("%s", SpecError(f"Making a Checkpointer in {self.run_dir.path}:", found, hint))
+        self._tell_if_one_has_ended_here()
         if run_dir is None and Env.RUN_DIR not in os.environ:  # nobody has named it
             world.print(f"Run directory: {self.run_dir.path}")
+        _check_meters(meters or {})
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
@@ -274,6 +274,12 @@ class Checkpointer:
             taken.append(shard)
         return taken
 
+    def _tell_if_one_has_ended_here(self) -> None:
+        if self.run_dir.path.resolve() in self.world.ended_runs and self.world.is_main:
+            found = "another training of this script has ended there: this one is taken for the same."
+            hint = 'if it is another one, give it a run directory: run_dir=checkpoint.run_dir.path / "fine-tuning"'
+            log.error("%s", SpecError(f"Making a Checkpointer in {self.run_dir.path}:", found, hint))
+
     def _is_finished(self) -> bool:
         return self._state.is_finished
 
@@ -283,3 +289,12 @@ class Checkpointer:
             self.world.print(f"checkpoint.finish() ended this training at step {self.steps}: nothing to train. {on}")
         elif done:
             self.world.print(f"All is done already ({all_of_it}): nothing to train.")
+
+
+def _check_meters(meters: Mapping[str, object]) -> None:
+    """Raise SpecError if one can't be saved and loaded."""
+    for name, meter in meters.items():
+        if not (hasattr(meter, "state_dict") and hasattr(meter, "load_state_dicts")):
+            found = f"it is a {type(meter).__name__}, which has no state_dict() and load_state_dicts(states)."
+            hint = "give it these, for the states of no, one or several ranks; what is equal on all ranks is a part"
+            raise SpecError(f"Saving {name!r} of each rank (meters=):", found, hint)

@@ -5,13 +5,21 @@ Such as layers that are frozen from the third epoch on, a dropout that grows, a 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
+
+from cluster_ddp.runtime.model.dtensor_pieces import is_sharded
 
 _PLAIN = bool, int, float, str, type(None)
 _SET_BY_LOOP = "training"  # a resume begins in the loop, in training mode
+
+_OF_TORCH = vars(torch.nn.Module()).keys()  # its own registers
+_LARGEST_BYTES = 1 << 20
+_MOST_ITEMS = 1000
 
 Settings = dict[str, bool | float]
 """Each by its place, as "model.head.weight.requires_grad" or "model.drop.p"."""
@@ -23,6 +31,7 @@ class ModuleSettings:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
         self._made = {place: (owner, name, owner[name]) for place, owner, name in self._attributes()}
+        self._contents = {place: (owner, name, _content(owner[name])) for place, owner, name in self._containers()}
         self._trained = {place: parameter.requires_grad for place, parameter in self._parameters()}
         self._loaded: Settings | None = None
 
@@ -36,8 +45,13 @@ class ModuleSettings:
         return found | {place: value for place, value in self._changed_attributes() if isinstance(value, float)}
 
     def unsaved(self) -> list[str]:
-        """Return the places of the others: a count or a flag may belong to a cache, which is as new as the process."""
-        return [place for place, value in self._changed_attributes() if not isinstance(value, float)]
+        """Return the places of the others: a count or a flag may belong to a cache, which is as new as the process.
+
+        A tensor that is no buffer, an array, a list, a dictionary or a generator is among them, up to some size.
+        """
+        plain = [place for place, value in self._changed_attributes() if not isinstance(value, float)]
+        contents = self._contents.items()
+        return plain + [place for place, (owner, name, before) in contents if _content(owner.get(name)) != before]
 
     def load(self, changed: Settings) -> None:
         """Set these as they were when they were saved, by `changed`; the others as at first."""
@@ -70,7 +84,36 @@ class ModuleSettings:
                     if isinstance(value, _PLAIN) and name != _SET_BY_LOOP:
                         yield ".".join(filter(None, (part, path, name))), vars(module), name
 
+    def _containers(self) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
+        for part, model in self._modules.items():
+            for path, module in model.named_modules():
+                for name, value in vars(module).items():
+                    is_other = name in _OF_TORCH or isinstance(value, (*_PLAIN, tuple))
+                    if not is_other and _content(value) is not None:
+                        yield ".".join(filter(None, (part, path, name))), vars(module), name
+
     def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for part, model in self._modules.items():
             for path, parameter in model.named_parameters():
                 yield f"{part}.{path}", parameter
+
+
+def _content(value: Any) -> object:
+    """What a value has, to be compared: a tensor that does not train, an array, a generator, a container; else None."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, torch.Generator):
+        value = value.get_state()
+    if isinstance(value, torch.Tensor):
+        is_plain = value.layout == torch.strided and not (value.is_meta or value.requires_grad or is_sharded(value))
+        if not is_plain or value.nbytes > _LARGEST_BYTES:
+            return None
+        numbers = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return value.dtype, value.shape, numbers
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= _LARGEST_BYTES else None
+    if isinstance(value, dict):
+        return [(repr(key), _content(one)) for key, one in value.items()] if len(value) <= _MOST_ITEMS else None
+    if isinstance(value, list | tuple | deque):
+        return [_content(one) for one in value] if len(value) <= _MOST_ITEMS else None
+    return sorted(map(repr, value)) if isinstance(value, set) and len(value) <= _MOST_ITEMS else None

@@ -245,8 +245,10 @@ def _is_under_way(iterator: Any) -> bool:
     """Whether a DataLoader's iterator, not one of a shard or a stream, is in the midst of its pass."""
     if isinstance(iterator._index_sampler, DistributedBatchSampler) or isinstance(iterator._dataset, StreamReader):
         return False
-    size = len(iterator) if hasattr(iterator._index_sampler, "__len__") else None
-    return size is None or 0 < iterator._num_yielded < size
+    try:
+        return 0 < int(iterator._num_yielded) < len(iterator)
+    except TypeError:  # of an IterableDataset without a length
+        return bool(iterator._num_yielded)
 
 
 def _reads(shard: BatchIterator, dataset: object) -> bool:

@@ -10,17 +10,18 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks import job_ids, run_ranks, slurm_step
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import ClusterDDPError
@@ -671,6 +672,43 @@ def a_count_in_a_module(loop: Loop) -> None:
     changing(loop, "calls", [0, 1])
 
 
+def changing_content(loop: Loop, value: Any, change: Callable[[Any], object]) -> None:
+    vars(unwrapped(loop.model)[1])["seen"] = value
+    steps_with(loop, lambda: change(value))
+
+
+def a_list_in_a_module(loop: Loop) -> None:
+    changing_content(loop, [{"last": [torch.ones(2)]}], lambda seen: seen[0]["last"][0].add_(1))
+
+
+def an_array_in_a_module(loop: Loop) -> None:
+    changing_content(loop, np.zeros(2), lambda seen: seen.__iadd__(1))
+
+
+def a_generator_in_a_module(loop: Loop) -> None:
+    changing_content(loop, torch.Generator(), lambda seen: torch.rand(1, generator=seen))
+
+
+def constants_in_a_module(loop: Loop) -> None:
+    """Such as an LSTM's list of its weights."""
+    weight = next(loop.model.parameters())
+    changing_content(loop, [weight, {1, 2}, (1, np.ones(2)), [None] * 2000, loop.optimizer], lambda seen: None)
+
+
+def an_endless_loader(loop: Loop) -> None:
+    class Endless(IterableDataset[float]):
+        def __iter__(self) -> Iterator[float]:
+            return itertools.repeat(1.0)
+
+    batches = iter(DataLoader(Endless(), batch_size=2))
+    next(batches)
+    steps_with(loop, lambda: next(batches))
+
+
+def a_meter_without_its_methods(loop: Loop) -> None:
+    loop.checkpointer(meters={"patience": loop.optimizer})
+
+
 def a_number_in_a_module(loop: Loop) -> None:
     """A resume restores it: test_module_settings.py."""
     changing(loop, "temperature", [1.0, 0.5])
@@ -740,6 +778,12 @@ TABLE: dict[Callable[[Loop], None], str] = {
     two_phases_in_one_run_directory: "another training of this script has ended there.*fine-tuning",
     two_phases: EXACT,
     an_optimizer_in_place_of_a_part: "SGD makes steps, and is no part of the Checkpointer",
+    a_list_in_a_module: r"attributes of modules change: model\.1\.seen\.",
+    an_array_in_a_module: r"attributes of modules change: model\.1\.seen\.",
+    a_generator_in_a_module: r"attributes of modules change: model\.1\.seen\.",
+    constants_in_a_module: EXACT,
+    an_endless_loader: "a DataLoader is read whose place is not saved",
+    a_meter_without_its_methods: r"Saving 'patience' of each rank.*which has no state_dict\(\) and load_state_dicts",
     an_average_of_own_code: "Linear has weights or buffers that change, and is no part of the Checkpointer",
     a_loss_with_a_buffer: "Sequential has weights or buffers that change, and is no part of the Checkpointer",
     an_average_that_is_a_part: EXACT,

@@ -89,6 +89,29 @@ def test_workers_follow_from_the_cpus(device: torch.device, cpus: int, given: di
     assert loader.pin_memory == (device is GPU)
 
 
+class Levels(Dataset[int]):
+    """With a level, as of a curriculum."""
+
+    level = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return self.level
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_that_are_kept_see_the_level_that_the_script_sets(workers: int) -> None:
+    levels = Levels()
+    shard = world().shard(levels, batch_size=2, num_workers=workers)
+    seen = []
+    for epoch in range(4):
+        levels.level = epoch // 2
+        seen += [batch.tolist() for batch in shard]
+    assert seen == [[0, 0]] * 4 + [[1, 1]] * 4
+
+
 def test_a_forked_worker_destroys_nothing_that_it_has_inherited(tmp_path: Path) -> None:
     """Such as the process group of an earlier training, whose threads it lacks."""
     keep_through_stops()
