@@ -32,6 +32,7 @@ class ModuleSettings:
         self._modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
         self._made = {place: (owner, name, owner[name]) for place, owner, name in self._attributes()}
         self._contents = {place: (owner, name, _content(owner[name])) for place, owner, name in self._containers()}
+        self._places = self._made_of()
         self._trained = {place: parameter.requires_grad for place, parameter in self._parameters()}
         self._loaded: Settings | None = None
 
@@ -52,6 +53,11 @@ class ModuleSettings:
         plain = [place for place, value in self._changed_attributes() if not isinstance(value, float)]
         contents = self._contents.items()
         return plain + [place for place, (owner, name, before) in contents if _content(owner.get(name)) != before]
+
+    def replaced(self) -> list[str]:
+        """Return the places of the modules that are others than at first, and of parameters with other names."""
+        now = self._made_of()
+        return [place for place in {**self._places, **now} if self._places.get(place) is not now.get(place)]
 
     def load(self, changed: Settings) -> None:
         """Set these as they were when they were saved, by `changed`; the others as at first."""
@@ -76,6 +82,13 @@ class ModuleSettings:
             now = owner.get(name, value)
             if isinstance(now, _PLAIN) and (type(now), now) != (type(value), value):
                 yield place, now
+
+    def _made_of(self) -> dict[str, object]:
+        """Each module by its place, and True for a parameter: FSDP makes it anew."""
+        found: dict[str, object] = {place: True for place, _ in self._parameters()}
+        for part, model in self._modules.items():
+            found |= {".".join(filter(None, (part, path))): module for path, module in model.named_modules()}
+        return found
 
     def _attributes(self) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
         for part, model in self._modules.items():

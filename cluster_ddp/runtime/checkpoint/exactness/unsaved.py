@@ -51,6 +51,7 @@ _OF_GRADIENTS = (
 _OF_PARAMETER = "wrap their module, too, and name it in the Checkpointer: Checkpointer(world, …, head=head)"
 _OF_BUFFER = "let the checkpoint have it: register_buffer(name, value), without persistent=False"
 _OF_ATTRIBUTE = "if the training depends on it: register_buffer(name, torch.tensor(value)), or a float"
+_OF_MODEL = "change the model before you make the Checkpointer; a dropout's p, or which layers train, may change later"
 _OF_MODE = "call model.train() after each evaluation"
 _OF_GROUPS = "give all parameter groups to the optimizer before you make the Checkpointer, with lr=0 until they train"
 _OF_ZEROS = "in the loop: optimizer.zero_grad(), loss.backward(), optimizer.step(), in this order"
@@ -80,7 +81,7 @@ class Unsaved:
         self._buffers: list[tuple[str, torch.Tensor]] = []  # that are not persistent, as they were then
         self._settings = settings
         self._told: set[str] = set()
-        self._has_told_attributes = False
+        self._has_told_attributes = self._has_told_replaced = False
 
     @property
     def optimizer_steps(self) -> int:
@@ -121,6 +122,9 @@ class Unsaved:
         if (changed := self._settings.unsaved()) and not self._has_told_attributes:
             self._has_told_attributes = True
             self._say(step, f"attributes of modules change: {first_of(changed)}.", _OF_ATTRIBUTE)
+        if (replaced := self._settings.replaced()) and not self._has_told_replaced:
+            self._has_told_replaced = True
+            self._say(step, f"layers or parameters were replaced: {first_of(replaced)}.", _OF_MODEL)
         for kind in self._others.changed():
             found = f"{kind} has weights or buffers that change, and is no part of the Checkpointer."
             self._say(step, found, _OF_PART.format(name="ema"))

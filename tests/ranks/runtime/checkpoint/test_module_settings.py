@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from exact_resume import Point, data, equal_after_kill, net
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import SGD
 
 import cluster_ddp
@@ -63,6 +64,16 @@ def test_flags_and_counts_are_only_named() -> None:
     model.eval()
     assert settings.changed() == {"model.0.bias.requires_grad": False, "model.0.scale": 0.5, "model.1.p": 0.3}
     assert settings.unsaved() == ["model.0.calls", "model.0.cached"]
+
+
+def test_layers_and_names_that_are_new_are_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+    settings = ModuleSettings({"model": model})
+    assert settings.replaced() == []
+    prune.random_unstructured(model[0], "weight", amount=0.5)
+    model[1] = nn.Dropout(0.1)
+    model.append(nn.Tanh())
+    assert {*settings.replaced()} == {"model.0.weight", "model.0.weight_orig", "model.1", "model.2"}
 
 
 def test_what_was_changed_again_is_as_it_was_saved() -> None:

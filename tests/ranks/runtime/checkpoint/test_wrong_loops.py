@@ -695,6 +695,11 @@ def constants_in_a_module(loop: Loop) -> None:
     changing_content(loop, [weight, {1, 2}, (1, np.ones(2)), [None] * 2000, loop.optimizer], lambda seen: None)
 
 
+def a_layer_replaced(loop: Loop) -> None:
+    model = unwrapped(loop.model)
+    steps_with(loop, lambda: setattr(model, "1", nn.Tanh()))
+
+
 def an_endless_loader(loop: Loop) -> None:
     class Endless(IterableDataset[float]):
         def __iter__(self) -> Iterator[float]:
@@ -782,6 +787,7 @@ TABLE: dict[Callable[[Loop], None], str] = {
     an_array_in_a_module: r"attributes of modules change: model\.1\.seen\.",
     a_generator_in_a_module: r"attributes of modules change: model\.1\.seen\.",
     constants_in_a_module: EXACT,
+    a_layer_replaced: r"layers or parameters were replaced: model\.1\.",
     an_endless_loader: "a DataLoader is read whose place is not saved",
     a_meter_without_its_methods: r"Saving 'patience' of each rank.*which has no state_dict\(\) and load_state_dicts",
     an_average_of_own_code: "Linear has weights or buffers that change, and is no part of the Checkpointer",
