@@ -161,8 +161,9 @@ class Unsaved:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
         parts = self._inside_parts()
-        self._others.note(_objects_of(torch.nn.Module), self._saved_modules())
-        for one in _objects_of(LRScheduler, GradScaler, _BaseDataLoaderIter):
+        objects = _objects_of(torch.nn.Module, LRScheduler, GradScaler, _BaseDataLoaderIter)
+        self._others.note([one for one in objects if isinstance(one, torch.nn.Module)], self._saved_modules())
+        for one in objects:
             if isinstance(one, LRScheduler):
                 if one.optimizer in parts and one not in parts:
                     found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
@@ -171,7 +172,11 @@ class Unsaved:
                 if one.is_enabled() and one._scale is not None and not self._is_saved(one):
                     found = "GradScaler scales the loss, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scaler"))
-            elif _is_under_way(one) and not any(_reads(shard, one._dataset) for shard in self._shards):
+            elif (
+                isinstance(one, _BaseDataLoaderIter)
+                and _is_under_way(one)
+                and not any(_reads(shard, one._dataset) for shard in self._shards)
+            ):
                 self._say(step, "a DataLoader is read whose place is not saved.", _OF_LOADER)
 
     def _look_for_parameters(self, step: int) -> None:
