@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster_ddp.runtime.model.dtensor_pieces import is_sharded
+from cluster_ddp.runtime.model.dtensor_pieces import content, is_sharded
 
 _PLAIN = bool, int, float, str, type(None)
 _SET_BY_LOOP = "training"  # a resume begins in the loop, in training mode
@@ -30,8 +30,14 @@ class ModuleSettings:
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
-        self._made = {place: (owner, name, owner[name]) for place, owner, name in self._attributes()}
-        self._contents = {place: (owner, name, _content(owner[name])) for place, owner, name in self._containers()}
+        self._made: dict[str, tuple[MutableMapping[str, Any], str, Any]] = {}  # plain ones
+        self._contents: dict[str, tuple[MutableMapping[str, Any], str, object]] = {}  # of others
+        for place, owner, name in self._attributes():
+            value = owner[name]
+            if isinstance(value, _PLAIN):
+                self._made[place] = owner, name, value
+            elif name not in _OF_TORCH and not isinstance(value, tuple) and (found := _content(value)) is not None:
+                self._contents[place] = owner, name, found
         self._places = self._made_of()
         self._trained = {place: parameter.requires_grad for place, parameter in self._parameters()}
         self._loaded: Settings | None = None
@@ -91,19 +97,11 @@ class ModuleSettings:
         return found
 
     def _attributes(self) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
+        """Each attribute of a module: its place, the module's dictionary, and its name there."""
         for part, model in self._modules.items():
             for path, module in model.named_modules():
-                for name, value in vars(module).items():
-                    if isinstance(value, _PLAIN) and name != _SET_BY_LOOP:
-                        yield ".".join(filter(None, (part, path, name))), vars(module), name
-
-    def _containers(self) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
-        for part, model in self._modules.items():
-            for path, module in model.named_modules():
-                for name, value in vars(module).items():
-                    is_other = name in _OF_TORCH or isinstance(value, (*_PLAIN, tuple))
-                    if not is_other and _content(value) is not None:
-                        yield ".".join(filter(None, (part, path, name))), vars(module), name
+                for name in [one for one in vars(module) if one != _SET_BY_LOOP]:
+                    yield ".".join(filter(None, (part, path, name))), vars(module), name
 
     def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for part, model in self._modules.items():
@@ -121,8 +119,7 @@ def _content(value: Any) -> object:
         is_plain = value.layout == torch.strided and not (value.is_meta or value.requires_grad or is_sharded(value))
         if not is_plain or value.nbytes > _LARGEST_BYTES:
             return None
-        numbers = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return value.dtype, value.shape, numbers
+        return value.dtype, value.shape, content(value).tobytes()
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= _LARGEST_BYTES else None
     if isinstance(value, dict):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from cluster_ddp.runtime.model.dtensor_pieces import local_part
+from cluster_ddp.runtime.model.dtensor_pieces import content, local_part
 
 _LOOKED_AT = 4  # tensors of each module, the smallest: an average changes all of them
 _LARGEST_BYTES = 1 << 20
@@ -21,7 +21,7 @@ class OtherModules:
     """Keeps a few small tensors of modules, to see later whether they have changed."""
 
     def __init__(self) -> None:
-        self._first: list[tuple[weakref.ref[nn.Module], weakref.ref[torch.Tensor], torch.Tensor]] = []
+        self._first: list[tuple[weakref.ref[nn.Module], weakref.ref[torch.Tensor], bytes]] = []
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def note(self, modules: Iterable[nn.Module], saved: Iterable[nn.Module]) -> None:
@@ -48,7 +48,7 @@ class OtherModules:
         found = set()
         for module, tensor, first in self._first:
             owner, now = module(), tensor()
-            if owner is not None and now is not None and not torch.equal(_copy(now), first):
+            if owner is not None and now is not None and _copy(now) != first:
                 found.add(type(owner).__name__)
         return found
 
@@ -58,6 +58,6 @@ def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     yield from module.buffers(recurse=False)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes in the host's memory: NaN is equal to NaN."""
-    return local_part(tensor).detach().cpu().clone().contiguous().reshape(-1).view(torch.uint8)
+def _copy(tensor: torch.Tensor) -> bytes:
+    """Its bytes: NaN is equal to NaN."""
+    return content(local_part(tensor)).tobytes()

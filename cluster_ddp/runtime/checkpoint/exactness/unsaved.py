@@ -169,7 +169,8 @@ class Unsaved:
                     found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scheduler"))
             elif isinstance(one, GradScaler):
-                if one.is_enabled() and one._scale is not None and not self._is_saved(one):
+                is_saved = any(one is saved for saved in self._saved_objects())
+                if one.is_enabled() and one._scale is not None and not is_saved:
                     found = "GradScaler scales the loss, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scaler"))
             elif (
@@ -202,14 +203,14 @@ class Unsaved:
 
     def _saved_modules(self) -> Iterator[torch.nn.Module]:
         """The modules among what is saved, in it, and in its attributes."""
-        for saved in self._saved:
-            for one in (saved, *getattr(saved, "__dict__", {}).values()):
-                if isinstance(one, torch.nn.Module):
-                    yield from one.modules()
+        for one in self._saved_objects():
+            if isinstance(one, torch.nn.Module):
+                yield from one.modules()
 
-    def _is_saved(self, wanted: object) -> bool:
-        """Whether it is one of what is saved, or one of its attributes."""
-        return any(wanted is one for saved in self._saved for one in (saved, *getattr(saved, "__dict__", {}).values()))
+    def _saved_objects(self) -> Iterator[object]:
+        """What is saved, and its attributes."""
+        for saved in self._saved:
+            yield from (saved, *getattr(saved, "__dict__", {}).values())
 
     def _inside_parts(self) -> set[object]:
         """The optimizers and schedulers among the parts, and in their attributes, such as SequentialLR's list."""
