@@ -17,6 +17,8 @@ from record import Figure  # standard library only
 
 KILL_WAIT_S = 30.0
 """Slurm's KillWait by default: what is not gone by then is killed, whatever it was saving."""
+LIMIT_S = 600.0
+"""For one test, and for what it starts: for hangs only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,11 @@ class Lab:
             self.notes.append(f"SKIPPED: only on a GPU: {what}")
         return not self.rehearse
 
+    def is_gone_within(self, seconds: float, run: Run) -> None:
+        """Check how long all ranks took from the fault to their end. A rehearsal may wait for a CPU: it only ends."""
+        if not self.rehearse:
+            assert run.after_fault_s < seconds, f"gone after {run.after_fault_s:.1f} s:\n{run.text}"
+
     def epochs(self, number: int) -> int:
         """Of a training that comes to its end: two are enough for a rehearsal."""
         return min(number, 2) if self.rehearse else number
@@ -128,7 +135,6 @@ class Lab:
         options: Mapping[str, Any] | None = None,
         hangs: Collection[int] = (),
         launcher: Sequence[str] = (),
-        timeout_s: float = 120.0,
         **config: Any,
     ) -> Run:
         """Train the digits.
@@ -138,7 +144,6 @@ class Lab:
             options: of scripts/train.py.
             hangs: ranks that won't end by themselves.
             launcher: replaces the command up to the script, such as the fork launcher.
-            timeout_s: for all of it.
             config: of TrainConfig.
         """
         folder = folder or self.new_folder()
@@ -158,7 +163,7 @@ class Lab:
         task = folder / "task.json"
         task.write_text(json.dumps(given))
         (folder / "result.json").unlink(missing_ok=True)
-        ended = self.start(folder, python("train.py", str(task)), hangs=hangs, launcher=launcher, timeout_s=timeout_s)
+        ended = self.start(folder, python("train.py", str(task)), hangs=hangs, launcher=launcher)
         result = folder / "result.json"
         run = Run(folder=folder, ended=ended, script_result=json.loads(result.read_text()) if result.exists() else {})
         self.about = self.about or run.script_result.get("about", {})
@@ -171,7 +176,6 @@ class Lab:
         *,
         hangs: Collection[int] = (),
         launcher: Sequence[str] = (),
-        timeout_s: float = 120.0,
     ) -> Ended:
         """Run a Python script as all ranks, as this group starts them.
 
@@ -181,10 +185,10 @@ class Lab:
         env = self._environment()
         command = [command[0], *launcher, *command[1:]]
         if self.srun is not None:
-            ended = through_srun(self.srun, command, folder, timeout_s=timeout_s, env=env)
+            ended = through_srun(self.srun, command, folder, timeout_s=LIMIT_S, env=env)
         else:
-            ended = local(command, self.world_size, folder, timeout_s=timeout_s, env=env, hangs=hangs)
-        assert not ended.timed_out, f"not ended after {timeout_s:g} s:\n" + "\n".join(ended.outputs)
+            ended = local(command, self.world_size, folder, timeout_s=LIMIT_S, env=env, hangs=hangs)
+        assert not ended.timed_out, f"not ended after {LIMIT_S:g} s:\n" + "\n".join(ended.outputs)
         return ended
 
     def _environment(self) -> dict[str, str]:

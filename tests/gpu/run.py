@@ -26,11 +26,10 @@ from datetime import date
 from pathlib import Path
 
 import machine
-from lab import Lab
+from lab import LIMIT_S, Lab
 from processes import ROOT
 
 GROUPS = {"gpu": "single", "gpu_pair": "pair", "gpu_nodes": "nodes"}
-TEST_LIMIT_S = 240
 FIGURES = ROOT / "benchmarks" / "gpu-figures.json"
 
 
@@ -59,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", metavar="NAME", help="tests with this in their names; repeatable")
     parser.add_argument("--one-of-each", action="store_true", help="of a test's variants, such as -graph, the first")
     parser.add_argument("--figures", type=Path, metavar="PATH", help=f"default: {FIGURES.relative_to(ROOT)}")
-    parser.add_argument("--limit-s", type=float, metavar="S", help="for the group (default: 240 for each test)")
+    parser.add_argument("--limit-s", type=float, metavar="S", help="for the group (default: 600 for each test)")
     parser.add_argument("--nodes", type=int, default=2, help="gpu_nodes: how many (default: %(default)s)")
     parser.add_argument("--gpus-per-node", type=int, default=8, help="gpu_nodes: and ranks (default: %(default)s)")
     words = "gpu_nodes: CPUs of a rank (default: %(default)s); srun takes none from the job's since Slurm 22.05"
@@ -71,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _limit_s(options: argparse.Namespace, tests: int) -> float:
     """Of the group. A cold start on a GPU takes up to half a minute, and a test has several."""
-    return float(options.limit_s if options.limit_s is not None else TEST_LIMIT_S * tests)
+    return float(options.limit_s if options.limit_s is not None else LIMIT_S * tests)
 
 
 def _chosen(tests: dict[str, Callable[[Lab], None]], options: argparse.Namespace) -> dict[str, Callable[[Lab], None]]:
@@ -125,7 +124,7 @@ def _run(tests: dict[str, Callable[[Lab], None]], lab: Lab, deadline: float) -> 
     for name, test in tests.items():
         start_s = time.monotonic()
         lab.notes.clear()
-        outcome, words = _outcome(test, lab, min(TEST_LIMIT_S, deadline - start_s))
+        outcome, words = _outcome(test, lab, min(LIMIT_S, deadline - start_s))
         counts[outcome] += 1
         shown = "ok" if outcome == "passed" else "FAILED"
         print(f"{shown:8}{name} ({time.monotonic() - start_s:.1f} s)", *words.splitlines(), sep="\n    ", flush=True)

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from slowness import scaled
+from slowness import LIMIT_S, scaled
 from venvs import make_venv
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ _MISSING = ["tyro", "typeguard", "rich", "shtab", "submitit", "torchvision", "po
 
 
 def run(
-    *arguments: str, python: Path | str = sys.executable, timeout_s: float = 240
+    *arguments: str, python: Path | str = sys.executable, timeout_s: float = LIMIT_S
 ) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [str(python), str(GPU_TESTS / "run.py"), *arguments]
@@ -38,6 +38,6 @@ def each_test_can_run(group: str, folder: Path) -> None:
     ]
     (packages / _FIRST.name).write_text("\n".join([*lines, _FIRST.read_text()]))
     python = folder / "venv" / "bin" / "python"
-    done = run(group, "--rehearse", "--one-of-each", "--limit-s", "1500", python=python, timeout_s=1500)
+    done = run(group, "--rehearse", "--one-of-each", python=python, timeout_s=15 * LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"1\d passed, 0 failed, 0 skipped", done.stdout.splitlines()[-1])

@@ -62,7 +62,7 @@ def test_ranks_get_cpus_and_each_test_its_time(monkeypatch: pytest.MonkeyPatch) 
 
     options = groups._parser().parse_args(["gpu_nodes", "--srun=--partition=gpu"])
     assert groups._place(options) == ["--nodes=2", "--gres=gpu:8", "--cpus-per-task=4", "--partition=gpu"]
-    assert groups._limit_s(options, 20) == 20 * groups.TEST_LIMIT_S
+    assert groups._limit_s(options, 20) == 20 * groups.LIMIT_S
     assert groups._limit_s(groups._parser().parse_args(["gpu", "--limit-s", "0"]), 20) == 0
 
 

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ _JOB_ID = itertools.count(job_ids())
 MAIN = "import sys; from cluster_ddp.doctor.__main__ import main; sys.exit(main(sys.argv[1:]))"
 HANG = "import time\nfrom cluster_ddp.doctor.step import rank\n"
 HANG += "from cluster_ddp.doctor.checks import all_checks\nfrom cluster_ddp.doctor.checks.check_types import Check\n"
-HANG += "def hang(site):\n    time.sleep(60)\n    yield\n"
+HANG += "def hang(site):\n    time.sleep(3600)\n    yield\n"
 HANG += "made = Check(name='hangs', on='rank', detects='', function=hang)\n"
 HANG += "all_checks.GROUPS['files'] = (made, *all_checks.GROUPS['files'])\nrank.fingerprint = hang\n"
 NO_TORCH = "from cluster_ddp.doctor.step import collective_tests as tests\ntests.import_torch = lambda: (0.1, None)\n"
@@ -46,7 +45,6 @@ class Said:
 
     verdict: dict[str, Any]
     statuses: list[int]
-    seconds: float
     output: str
 
     @property
@@ -56,7 +54,7 @@ class Said:
 
 def doctor(folder: Path, *lines: str, arguments: tuple[str, ...] = ("--quick",), **env: str) -> Said:
     """The doctor as a step of one node: lines of Python for each rank, before it begins."""
-    job_id, start = next(_JOB_ID), time.monotonic()
+    job_id = next(_JOB_ID)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", f"{text}{MAIN}", "--json", *arguments],
@@ -72,7 +70,7 @@ def doctor(folder: Path, *lines: str, arguments: tuple[str, ...] = ("--quick",),
     text, statuses = "".join(output), [process.returncode for process in processes]
     verdicts = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert len(verdicts) == 1, f"{len(verdicts)} verdicts, statuses {statuses}\n{text}"
-    return Said(verdicts[0], statuses, time.monotonic() - start, text)
+    return Said(verdicts[0], statuses, text)
 
 
 @pytest.mark.parametrize("sick", [0, 1])
@@ -85,7 +83,7 @@ def test_a_rank_whose_checks_hang_is_found_and_stalls_nobody(sick: int, tmp_path
     assert (said.first["check"], said.first["ranks"]) == ("did_not_return", [sick]), said.output
     assert "hangs" in said.first["what"], said.output
     assert {one["check"] for one in said.verdict["findings"]} == {"did_not_return"}, said.output
-    assert said.statuses == [2, 2] and said.seconds < limit_s + scaled(10), said
+    assert said.statuses == [2, 2], said
 
 
 @pytest.mark.quick

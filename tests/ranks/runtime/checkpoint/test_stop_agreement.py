@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from slowness import LIMIT_S, scaled
 
 from cluster_ddp.runtime.checkpoint import stop_agreement as agreement_module
 from cluster_ddp.runtime.checkpoint.stop_agreement import AGREE_EVERY_S, StopAgreement
@@ -48,7 +49,7 @@ class Ranks:
 
         def wait() -> None:
             with self.lock:
-                assert self.lock.wait_for(lambda: len(self.begun[number]) == self.count, timeout=20)
+                assert self.lock.wait_for(lambda: len(self.begun[number]) == self.count, timeout=scaled(LIMIT_S))
                 values.copy_(torch.stack(self.begun[number]).amax(0))
             self.mine.now = max(self.mine.now, ends)
 
