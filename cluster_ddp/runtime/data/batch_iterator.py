@@ -84,8 +84,10 @@ class BatchIterator(ABC):
             )
         being_read.add(self)
         try:
-            for number, batch in enumerate(self._batches_of_pass()):
-                self.passes += not number
+            is_first = True
+            for batch in self._batches_of_pass():
+                self.passes += is_first
+                is_first = False
                 yield batch
             self.is_read_whole = True
         finally:

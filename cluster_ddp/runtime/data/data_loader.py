@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from cluster_ddp import processes
 from cluster_ddp.errors import DataError, check_options, counted
 from cluster_ddp.runtime import stop_signals
+from cluster_ddp.runtime.data.dataset_attributes import are_same, attributes
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
 from cluster_ddp.runtime.rng import seed_all
@@ -53,7 +54,7 @@ class Loader:
         to_device: copy the batches to the device; else they stay on the CPU.
         options: for DataLoader; they replace these defaults: for a GPU, one worker for each CPU but one, at most 8; on
             a CPU, none, since the training needs the CPUs. Workers are kept from epoch to epoch, until the script sets
-            another number, flag or text in an attribute of the dataset.
+            an attribute of the dataset.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Loader:
         workers = with_defaults(options, workers=min(cpus - 1, MAX_WORKERS) if is_gpu else 0, is_gpu=is_gpu)
         if isinstance(dataset, ResidentSet):
             options.setdefault("collate_fn", as_it_is)
-        self._dataset, self._settings = dataset, _settings(dataset)
+        self._dataset, self._attributes = dataset, attributes(dataset)
         if workers:
             dataset = _SeededInWorkers(dataset)
         self._make = functools.partial(DataLoader, dataset, batch_sampler=batches, **options)
@@ -79,8 +80,9 @@ class Loader:
         self._device, self._ahead = device if to_device and is_gpu else None, bool(workers)
 
     def __iter__(self) -> Iterator[Any]:
-        if (now := _settings(self._dataset)) != self._settings:  # workers that were kept have a copy of before
-            self._settings, self._loader = now, self._make()
+        now = attributes(self._dataset)
+        if not are_same(self._attributes, now):  # workers that were kept have a copy of before
+            self._attributes, self._loader = now, self._make()
         if self._device is None:
             return iter(self._loader)
         # Without workers, the next batch's random numbers would be drawn before this step's: no copy ahead then.
@@ -96,12 +98,6 @@ def with_defaults(options: dict[str, Any], *, workers: int, is_gpu: bool) -> int
     # Its own generator: the loader would draw from the rank's, and in a resumed run once more than in another.
     options.setdefault("generator", torch.Generator().manual_seed(0))
     return given
-
-
-def _settings(dataset: object) -> dict[str, Any]:
-    """The plain values among its attributes, such as the level of a curriculum."""
-    found = getattr(dataset, "__dict__", {}).items()
-    return {name: value for name, value in found if isinstance(value, bool | int | float | str)}
 
 
 class _SeededInWorkers(Dataset[Any]):

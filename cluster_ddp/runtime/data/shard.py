@@ -20,6 +20,7 @@ from torch.utils.data import Sampler
 from cluster_ddp.errors import DataError, counted
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
+from cluster_ddp.runtime.data.dataset_attributes import PlainAttributes
 from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.rng import stream_seed
 
@@ -167,16 +168,23 @@ class Shard(BatchIterator):
     Args:
         source: iterates over the batches, anew for each pass: a `DeviceLoader` or a `Loader`.
         fingerprint: of the dataset (see `fingerprint`); None if unknown.
+        dataset: whose attributes a script may set.
     """
 
     size: int
 
     def __init__(
-        self, batches: DistributedBatchSampler, source: Iterable[Any], *, fingerprint: str | None = None
+        self,
+        batches: DistributedBatchSampler,
+        source: Iterable[Any],
+        *,
+        fingerprint: str | None = None,
+        dataset: object = None,
     ) -> None:
         options = {"shuffles": batches.seed is not None, "accumulates": batches.accumulates}
         super().__init__(batches.rank, batches.world_size, batches.size, **options)
         self.batches, self.fingerprint, self._source = batches, fingerprint, source
+        self._attributes = PlainAttributes(dataset)
         self._resume_at = self._batch = (0, 0)
         self._order_before: str | None = None  # that of the part of this epoch which is done
         self._has_sampled_again = False
@@ -205,6 +213,7 @@ class Shard(BatchIterator):
         """Do the same as `resume`, from a place in a checkpoint."""
         self.resume(epoch, step=place["step"], seen=place["seen"])
         self._order_before = place.get("order") if place["seen"] else None
+        self._attributes.resume(place.get("attributes", {}))
 
     def place(self) -> dict[str, Any]:
         """Return the place in the epoch, and what tells whether a dataset is the same."""
@@ -215,6 +224,7 @@ class Shard(BatchIterator):
             "global_batch": self.batches.global_batch,
             "fingerprint": self.fingerprint,
             "order": self.batches.order_digest,
+            "attributes": self._attributes.changed(),
             "step": self.step + is_whole,
             "seen": self.seen if is_whole else self._update_start,
         }
@@ -249,6 +259,8 @@ class Shard(BatchIterator):
             last_progress.note_progress()
             self._check_order()
             yield batch
+            if self.rank == 0:
+                self._attributes.tell(self.batches.epoch)
             self._asked_for_next()
         if self.at_end:
             self.at_end()

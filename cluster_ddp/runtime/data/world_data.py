@@ -73,7 +73,7 @@ class WorldData(Collectives):
         order |= {"rank": self.rank, "world_size": self.world_size, "global_batch": global_batch}
         batches = DistributedBatchSampler(size, batch_size, **order)
         source = self._source(dataset, batches, loader_options, share=resident_share, to_device=to_device)
-        return Shard(batches, source, fingerprint=fingerprint(dataset))
+        return Shard(batches, source, fingerprint=fingerprint(dataset), dataset=dataset)
 
     def _source(
         self,

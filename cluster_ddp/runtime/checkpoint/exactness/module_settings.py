@@ -61,9 +61,9 @@ class ModuleSettings:
         return plain + [place for place, (owner, name, before) in contents if _content(owner.get(name)) != before]
 
     def replaced(self) -> list[str]:
-        """Return the places of the modules that are others than at first, and of parameters with other names."""
+        """Return the places of modules that are others than at first or have other hooks, and of renamed parameters."""
         now = self._made_of()
-        return [place for place in {**self._places, **now} if self._places.get(place) is not now.get(place)]
+        return [place for place in {**self._places, **now} if self._places.get(place) != now.get(place)]
 
     def load(self, changed: Settings) -> None:
         """Set these as they were when they were saved, by `changed`; the others as at first."""
@@ -90,10 +90,12 @@ class ModuleSettings:
                 yield place, now
 
     def _made_of(self) -> dict[str, object]:
-        """Each module by its place, and True for a parameter: FSDP makes it anew."""
+        """Each module and its number of hooks by its place, and True for a parameter: FSDP makes it anew."""
         found: dict[str, object] = {place: True for place, _ in self._parameters()}
         for part, model in self._modules.items():
-            found |= {".".join(filter(None, (part, path))): module for path, module in model.named_modules()}
+            for path, module in model.named_modules():
+                hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+                found[".".join(filter(None, (part, path)))] = module, hooks
         return found
 
     def _attributes(self) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:

@@ -18,14 +18,15 @@ _LARGEST_BYTES = 1 << 20
 
 
 class OtherModules:
-    """Keeps a few small tensors of modules, to see later whether they have changed."""
+    """Keeps a few small tensors of modules, and their numbers, to see later whether they have changed."""
 
     def __init__(self) -> None:
+        self._numbers: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module], dict[str, float]]] = []
         self._first: list[tuple[weakref.ref[nn.Module], weakref.ref[torch.Tensor], bytes]] = []
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def note(self, modules: Iterable[nn.Module], saved: Iterable[nn.Module]) -> None:
-        """Note those of these modules that have tensors which no saved one has, as they are now."""
+        """Note those of these modules that no saved one has, as they are now."""
         saved = list(saved)
         known = {id(tensor) for one in saved for tensor in _own_tensors(one)} | {id(one) for one in saved}
         modules = [one for one in modules if id(one) not in known]
@@ -34,6 +35,7 @@ class OtherModules:
             if id(one) in inner or one in self._seen:
                 continue
             self._seen.add(one)
+            self._numbers += [(weakref.ref(one), weakref.ref(module), _numbers(module)) for module in one.modules()]
             tensors = [tensor for module in one.modules() for tensor in _own_tensors(module) if id(tensor) not in known]
             tensors = [tensor for tensor in tensors if not (tensor.is_meta or nn.parameter.is_lazy(tensor))]
             small = sorted((local_part(tensor).nbytes, number) for number, tensor in enumerate(tensors))[:_LOOKED_AT]
@@ -50,7 +52,15 @@ class OtherModules:
             owner, now = module(), tensor()
             if owner is not None and now is not None and _copy(now) != first:
                 found.add(type(owner).__name__)
+        for module, inner, numbers in self._numbers:
+            owner, holder = module(), inner()
+            if owner is not None and holder is not None and _numbers(holder) != numbers:
+                found.add(type(owner).__name__)
         return found
+
+
+def _numbers(module: nn.Module) -> dict[str, float]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, float)}
 
 
 def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:

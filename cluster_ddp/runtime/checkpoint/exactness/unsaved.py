@@ -12,6 +12,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -54,6 +55,7 @@ _OF_ATTRIBUTE = "if the training depends on it: register_buffer(name, torch.tens
 _OF_MODEL = "change the model before you make the Checkpointer; a dropout's p, or which layers train, may change later"
 _OF_MODE = "call model.train() after each evaluation"
 _OF_GROUPS = "give all parameter groups to the optimizer before you make the Checkpointer, with lr=0 until they train"
+_OF_NUMBERS = "take the batch's number in its epoch: shard.step"
 _OF_ZEROS = "in the loop: optimizer.zero_grad(), loss.backward(), optimizer.step(), in this order"
 
 
@@ -124,10 +126,10 @@ class Unsaved:
             self._say(step, f"attributes of modules change: {first_of(changed)}.", _OF_ATTRIBUTE)
         if (replaced := self._settings.replaced()) and not self._has_told_replaced:
             self._has_told_replaced = True
-            self._say(step, f"layers or parameters were replaced: {first_of(replaced)}.", _OF_MODEL)
+            self._say(step, f"layers, their hooks or parameters were replaced: {first_of(replaced)}.", _OF_MODEL)
         for kind in self._others.changed():
-            found = f"{kind} has weights or buffers that change, and is no part of the Checkpointer."
-            self._say(step, found, _OF_PART.format(name="ema"))
+            found = f"{kind} has weights, buffers or numbers that change, and is no part of the Checkpointer."
+            self._say(step, found, _OF_PART.format(name="other"))
         for name, part in self._parts.items():
             for state in ddp.hook_states(part):
                 if not any(state is one for one in self._saved):
@@ -157,6 +159,9 @@ class Unsaved:
             return
         for one in being_read - set(self._shards):
             self._say(step, f"a {type(one).__name__.lower()} is read that is not the Checkpointer's.", _OF_SHARD)
+        if any(shard.seen_in_pass < shard.seen for shard in self._shards) and _is_numbered(self._shards):
+            found = "this epoch began before the resume, and enumerate counts its batches from 0 again."
+            self._say(step, found, _OF_NUMBERS, lost="A schedule by these numbers differs from that without a stop.")
         if not self._buffers:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
@@ -243,6 +248,23 @@ def _objects_of(*wanted: type) -> list[Any]:
         left += kind.__subclasses__()
     objects = gc.get_objects()
     return list(itertools.compress(objects, map(kinds.__contains__, map(type, objects))))
+
+
+def _is_numbered(shards: Sequence[BatchIterator]) -> bool:
+    """Whether `enumerate` counts the batches of a shard, and has begun with 0 and its first batch in this process."""
+    counts = [one for one in _objects_of(enumerate) if one.__reduce__()[1][1] == 1]
+    return any(_reaches(one, shard, 4) for one in counts for shard in shards)
+
+
+def _reaches(iterator: object, shard: BatchIterator, depth: int) -> bool:
+    """Whether an iterator takes from a shard, also through others such as a progress bar's."""
+    if iterator is shard or not depth:
+        return iterator is shard
+    if isinstance(iterator, GeneratorType):
+        inside = [*iterator.gi_frame.f_locals.values()] if iterator.gi_frame else []
+    else:
+        inside = gc.get_referents(iterator)
+    return any(_reaches(one, shard, depth - 1) for one in inside)
 
 
 def _last_epoch(scheduler: Any) -> int:

@@ -66,14 +66,14 @@ def test_flags_and_counts_are_only_named() -> None:
     assert settings.unsaved() == ["model.0.calls", "model.0.cached"]
 
 
-def test_layers_and_names_that_are_new_are_named() -> None:
+def test_layers_hooks_and_names_that_are_new_are_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     settings = ModuleSettings({"model": model})
     assert settings.replaced() == []
     prune.random_unstructured(model[0], "weight", amount=0.5)
     model[1] = nn.Dropout(0.1)
     model.append(nn.Tanh())
-    assert {*settings.replaced()} == {"model.0.weight", "model.0.weight_orig", "model.1", "model.2"}
+    assert {*settings.replaced()} == {"model.0", "model.0.weight", "model.0.weight_orig", "model.1", "model.2"}
 
 
 def test_what_was_changed_again_is_as_it_was_saved() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from exact_resume import Point, equal_after_kill
 from ranks import job_ids, run_ranks, slurm_step
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import cluster_ddp
 from cluster_ddp import World
@@ -220,7 +220,7 @@ SAID = {
     "powersgd": [("Saving step 1:", "'model' has a communication hook with a state, PowerSGDState.")],
     "manual_acc": [("Saving step 2:", "gradients that no optimizer has used", "world.accumulate")],
     "break_early": [("Ending epoch 1 at step 2:", "trains the rest of the epoch.", "first line")],
-    "ema_forgotten": [("Saving step 2:", "AveragedModel has weights or buffers that change", "ema=ema")],
+    "ema_forgotten": [("Saving step 2:", "AveragedModel has weights, buffers or numbers that change", "other=other")],
     "scheduler_alone": [("Saving step 1:", "SGD makes steps, and is no part of the Checkpointer.")],
     "apart": [("Saving step 3:", "rank 1 has another dataset than rank 0", "generator="),
               ("Keeping the best:", "best('loss', …) has another value on each rank", "world.mean")],
@@ -573,3 +573,72 @@ def test_a_sampler_that_gives_another_order_after_a_resume_is_named(
     train(range(24), 3)
     train(order, 6)
     assert caplog.text.count("The sampler's order of epoch 1:\n  it is another one than before the resume") == words
+
+
+class Levels(Dataset[torch.Tensor]):
+    """With a level, as of a curriculum."""
+
+    level = 0
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((2,), float(self.level))
+
+
+def train_to(world: World, run_dir: Path, data: Any, steps: int, *, loop: Callable[[Any], Any] = iter) -> None:
+    """Two epochs of six steps; the loop is left after so many, as if it were killed."""
+    shard, model = world.shard(data, batch_size=4, shuffle_seed=1), nn.Linear(2, 2)
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=run_dir, every="1steps", model=model)
+    for _ in checkpoint.epochs(2):
+        for _ in loop(shard):
+            checkpoint.step()
+            checkpoint._saver.wait()
+            if checkpoint.steps == steps:
+                return
+
+
+def in_a_bar(batches: Iterable[Any]) -> Iterator[Any]:
+    yield from filter(None.__ne__, batches)
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "loop", "is_said"),
+    [
+        (4, enumerate, True),
+        (4, lambda shard: enumerate(in_a_bar(shard)), True),
+        (4, lambda shard: in_a_bar(enumerate(shard)), True),
+        (4, lambda shard: enumerate(shard, start=shard.step + 1), False),
+        (4, in_a_bar, False),
+        (6, enumerate, False),
+    ],
+)
+def test_an_epoch_whose_batches_are_counted_from_0_after_a_resume_is_named(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, killed_at: int, loop: Any, is_said: bool
+) -> None:
+    train_to(world, tmp_path / "run", Levels(), killed_at, loop=loop)
+    assert "enumerate" not in caplog.text
+    train_to(world, tmp_path / "run", Levels(), 12, loop=loop)
+    assert caplog.text.count("and enumerate counts its batches from 0 again") == is_said
+
+
+@pytest.mark.parametrize("sets_again", [False, True])
+def test_a_level_of_a_dataset_that_is_not_set_again_after_a_resume_is_named(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, sets_again: bool
+) -> None:
+    """Also of the dataset in a Subset, such as random_split makes."""
+    data = Levels()
+
+    def set_level(shard: Any) -> Any:
+        data.level = 2
+        return shard
+
+    train_to(world, tmp_path / "run", Subset(data, range(24)), 8, loop=set_level)
+    assert "level" not in caplog.text
+    data = Levels()
+    loop = set_level if sets_again else iter
+    for steps in (9, 11, 12):  # the first one ends before it is said
+        train_to(world, tmp_path / "run", Subset(data, range(24)), steps, loop=loop)
+    words = "Resuming in epoch 2:\n  the dataset had other attributes before the resume: dataset.dataset.level = 2."
+    assert caplog.text.count(words) == (not sets_again)

@@ -655,6 +655,11 @@ def a_loss_with_a_buffer(loop: Loop) -> None:
     beside(loop, nn.Sequential(nn.BatchNorm1d(2)), lambda: None)
 
 
+def a_loss_whose_margin_falls(loop: Loop) -> None:
+    loss = nn.TripletMarginLoss(margin=2.0)
+    beside(loop, nn.Identity(), lambda: vars(loss).update(margin=loss.margin / 2))
+
+
 def an_average_that_is_a_part(loop: Loop) -> None:
     teacher = nn.Linear(2, 2)
     beside(loop, teacher, lambda: teacher.weight.data.mul_(0.99), teacher=teacher)
@@ -698,6 +703,11 @@ def constants_in_a_module(loop: Loop) -> None:
 def a_layer_replaced(loop: Loop) -> None:
     model = unwrapped(loop.model)
     steps_with(loop, lambda: setattr(model, "1", nn.Tanh()))
+
+
+def a_hook_added(loop: Loop) -> None:
+    layer = unwrapped(loop.model)[1]
+    steps_with(loop, lambda: layer.register_forward_hook(lambda module, inputs, output: 2 * output))
 
 
 def an_endless_loader(loop: Loop) -> None:
@@ -787,11 +797,13 @@ TABLE: dict[Callable[[Loop], None], str] = {
     an_array_in_a_module: r"attributes of modules change: model\.1\.seen\.",
     a_generator_in_a_module: r"attributes of modules change: model\.1\.seen\.",
     constants_in_a_module: EXACT,
-    a_layer_replaced: r"layers or parameters were replaced: model\.1\.",
+    a_layer_replaced: r"layers, their hooks or parameters were replaced: model\.1\.",
+    a_hook_added: r"layers, their hooks or parameters were replaced: model\.1\.",
     an_endless_loader: "a DataLoader is read whose place is not saved",
     a_meter_without_its_methods: r"Saving 'patience' of each rank.*which has no state_dict\(\) and load_state_dicts",
-    an_average_of_own_code: "Linear has weights or buffers that change, and is no part of the Checkpointer",
-    a_loss_with_a_buffer: "Sequential has weights or buffers that change, and is no part of the Checkpointer",
+    an_average_of_own_code: "Linear has weights, buffers or numbers that change, and is no part of the Checkpointer",
+    a_loss_with_a_buffer: "Sequential has weights, buffers or numbers that change, and is no part of the Checkpointer",
+    a_loss_whose_margin_falls: "TripletMarginLoss has weights, buffers or numbers that change, and is no part of the",
     an_average_that_is_a_part: EXACT,
     a_frozen_teacher: EXACT,
     a_count_in_a_module: r"attributes of modules change: model\.1\.calls\..*register_buffer",

@@ -6,12 +6,13 @@ import gc
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.data_loader import Loader, keep_through_stops, with_defaults
@@ -92,22 +93,23 @@ def test_workers_follow_from_the_cpus(device: torch.device, cpus: int, given: di
 class Levels(Dataset[int]):
     """With a level, as of a curriculum."""
 
-    level = 0
+    level: Any = 0
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, index: int) -> int:
-        return self.level
+        return int(self.level)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_workers_that_are_kept_see_the_level_that_the_script_sets(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "kind"), [(0, int), (1, int), (1, torch.tensor)])
+def test_workers_that_are_kept_see_the_level_that_the_script_sets(workers: int, kind: Callable[[int], Any]) -> None:
     levels = Levels()
-    shard = world().shard(levels, batch_size=2, num_workers=workers)
+    levels.own = levels
+    shard = world().shard(Subset(levels, range(4)), batch_size=2, num_workers=workers)
     seen = []
     for epoch in range(4):
-        levels.level = epoch // 2
+        levels.level = kind(epoch // 2)
         seen += [batch.tolist() for batch in shard]
     assert seen == [[0, 0]] * 4 + [[1, 1]] * 4
 
