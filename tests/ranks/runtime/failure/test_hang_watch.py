@@ -90,9 +90,9 @@ def ends_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndsOf]:
 
 
 def said(ends: list[Outcome], folder: Path, *, warned: bool = True) -> str:
-    """The verdict, which was printed once, is the last word, and is kept."""
+    """The verdict is the last word, and is kept."""
     output = "".join(end.output for end in ends)
-    assert output.count("No step was completed for") == warned, output
+    assert ("No step was completed for" in output) == warned, output  # on a busy machine also before
     verdict = (folder / "hang.txt").read_text().strip()
     assert f"{verdict}." in output.partition("error: Waiting")[2], output
     assert verdict in autopsy(folder)
