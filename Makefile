@@ -48,9 +48,9 @@ test-all: $(VENV)/.installed-interop  ## all tests: rare faults, a newer Slurm, 
 # Its data files: those of processes that ran elsewhere, too. Following each line makes all processes slower.
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
 coverage: export TESTS_SLOWNESS = 3
-coverage: $(VENV)/.installed-interop  ## all tests, and which lines of cluster_ddp/ they ran, in all their processes
+coverage: $(VENV)/.installed  ## the tests of `make test`, and which lines of cluster_ddp/ they ran, in all their processes
 	rm -rf .coverage && mkdir .coverage
-	$(BIN)/python -m coverage run -m pytest $(PYTEST_OPTIONS) --numprocesses=$(WORKERS)
+	$(BIN)/python -m coverage run -m pytest $(PYTEST_OPTIONS) --numprocesses=$(WORKERS) -m "not full"
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --skip-covered --fail-under=93
 
