@@ -18,7 +18,7 @@ from pathlib import Path
 
 from record import Figure, report
 
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.submission.spec import JobSpec
 

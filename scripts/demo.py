@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.errors import DataError, counted, exit_on_error
-from cluster_ddp.files import make_dir
 from cluster_ddp.mnist import idx_files
-from cluster_ddp.protocol import File
+from cluster_ddp.run.files import make_dir
+from cluster_ddp.run.names import File
 from cluster_ddp.sandbox import cluster, prerequisites
 from cluster_ddp.slurm import commands, job_status
 

@@ -16,7 +16,6 @@ channel          sealed lines between the tasks and the job, and the key that se
 channel_server   the side of the job
 rank_notes       what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
 outcome          how a start of a job ended: outcome.json
-job_file         which job has a run directory: job.json, and the link runs/NAME-ID
 chain_file       the jobs of a chain: chain.jsonl
 first_failure    which rank failed first, and why: by what the tasks have told, else by logs
 """

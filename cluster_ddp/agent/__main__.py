@@ -21,7 +21,7 @@ from typing import NoReturn
 from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.errors import SpecError, exit_on_error
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 PROGRAM = "cluster-ddp launch"
 _VERBS = ("job", "link", "task", "rank", "spare", "unpack")

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.agent.rank_notes import one_line, read_regular
-from cluster_ddp.files import append_record, refresh
-from cluster_ddp.protocol import File
+from cluster_ddp.agent.rank_notes import one_line
+from cluster_ddp.run.files import append_record, read_regular, refresh
+from cluster_ddp.run.names import File
 
 _LARGEST = 8 << 20
 

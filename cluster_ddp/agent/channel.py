@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 Message = dict[str, Any]
 """What is said: it has a `kind`."""

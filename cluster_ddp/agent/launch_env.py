@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
-from cluster_ddp.protocol import RESUME, Env, File
+from cluster_ddp.run.names import RESUME, Env, File
 from cluster_ddp.slurm import port, variables
 from cluster_ddp.slurm.variables import Variables
 

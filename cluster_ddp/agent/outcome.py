@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.agent.rank_notes import one_line, read_regular
-from cluster_ddp.files import atomic_write
-from cluster_ddp.protocol import File
+from cluster_ddp.agent.rank_notes import one_line
+from cluster_ddp.run.files import atomic_write, read_regular
+from cluster_ddp.run.names import File
 
 VERSION = 1
 STATES = ("COMPLETED", "STOPPED", "FAILED", "CANCELLED", "TIMEOUT")

@@ -22,9 +22,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp import ownership
 from cluster_ddp.errors import printable
-from cluster_ddp.protocol import Env
+from cluster_ddp.run import ownership
+from cluster_ddp.run.files import read_regular
+from cluster_ddp.run.names import Env
 
 LONGEST = 300
 """So many characters of an error are kept."""
@@ -177,21 +178,6 @@ class Notes:
 def one_line(text: str) -> str:
     """Return a text in one line of at most `LONGEST` characters, without any that a terminal would obey."""
     return printable(" ".join(text.split())[:LONGEST])
-
-
-def read_regular(path: Path, limit: int) -> bytes:
-    """Return the content of a small file. A named pipe would wait for its writer, and a link may lead anywhere.
-
-    Raises:
-        OSError: it is larger, can't be read, or is a link or something else but a file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is not a regular file")
-        if len(content := file.read(limit + 1)) > limit:
-            raise OSError(f"it is larger than {limit} bytes")
-    return content
 
 
 def _write(env: Mapping[str, str], name: str, note: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import find_runs
 from cluster_ddp.jobs.find_runs import of_run
-from cluster_ddp.protocol import File
 from cluster_ddp.remote.remote_verbs import run_there
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends.slurm import Slurm
 

@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 
 from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error, printable
-from cluster_ddp.protocol import File
 from cluster_ddp.remote import project
 from cluster_ddp.remote.project import Project
-from cluster_ddp.run_files import read_json
+from cluster_ddp.run.files import read_json
+from cluster_ddp.run.names import File
 
 PROGRAM = "cluster-ddp fetch"
 

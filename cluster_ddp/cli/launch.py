@@ -30,7 +30,7 @@ from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task import python_module, rank_command
 from cluster_ddp.argument_parser import ASKED, Parser, joined, value_of
 from cluster_ddp.errors import SpecError, counted, exit_on_error
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.variables import JOB_NODES, Variables
 from cluster_ddp.submission.checks import command_mistakes, script_mistakes
 from cluster_ddp.submission.cli.options import is_sbatchs

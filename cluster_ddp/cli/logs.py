@@ -19,8 +19,8 @@ from cluster_ddp.jobs import find_runs, run_state, watch
 from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.logs import PLAIN, LogReader
 from cluster_ddp.jobs.run_record import RunRecord
-from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.remote.remote_verbs import run_there
+from cluster_ddp.run.names import ASIDE, File
 from cluster_ddp.submission.job import Job
 
 PROGRAM = "cluster-ddp logs"

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
-from cluster_ddp.files import to_json
 from cluster_ddp.jobs import find_runs, run_record
 from cluster_ddp.jobs.report import array_tasks, cost, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import Report, report
 from cluster_ddp.jobs.status import run_statuses
 from cluster_ddp.remote.remote_verbs import run_there
+from cluster_ddp.run.files import to_json
 
 PROGRAM = "cluster-ddp report"
 

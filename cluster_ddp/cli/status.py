@@ -21,8 +21,8 @@ from cluster_ddp.errors import aligned, counted, exit_on_error, printable
 from cluster_ddp.jobs import find_runs
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.status import RunStatus, run_statuses
-from cluster_ddp.protocol import ENDS
 from cluster_ddp.remote.remote_verbs import run_there
+from cluster_ddp.run.names import ENDS
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 from cluster_ddp.submission import run_dirs

@@ -24,7 +24,7 @@ from cluster_ddp.doctor.step.leader_follower import Follower, Leader
 from cluster_ddp.doctor.step.rank import Identity, Options
 from cluster_ddp.doctor.step.report_folder import LEADS
 from cluster_ddp.errors import SpecError, exit_on_error
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.rendezvous import host_setup
 
 if TYPE_CHECKING:

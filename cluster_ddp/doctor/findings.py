@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError
-from cluster_ddp.files import atomic_write
+from cluster_ddp.run.files import atomic_write
 from cluster_ddp.runtime.failure.hang_verdict import ranges
 
 _SHOWN_AT_MOST = 4

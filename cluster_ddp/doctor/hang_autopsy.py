@@ -9,8 +9,8 @@ from pathlib import Path
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
 from cluster_ddp.jobs import run_record
 from cluster_ddp.jobs.find_runs import of_run
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import tail
+from cluster_ddp.run.files import tail
+from cluster_ddp.run.names import File
 from cluster_ddp.runtime.failure import hang_verdict
 from cluster_ddp.submission.job import describe
 

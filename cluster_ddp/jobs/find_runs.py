@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster_ddp.errors import JobError, RunDirError, SlurmError, printable
 from cluster_ddp.jobs import run_record
 from cluster_ddp.jobs.run_record import RunRecord
-from cluster_ddp.protocol import ASIDE, File
+from cluster_ddp.run.names import ASIDE, File
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.job import Job

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import LOG_BYTES, LONGEST_LINE, open_regular, why
+from cluster_ddp.run.files import LOG_BYTES, LONGEST_LINE, open_regular, why
+from cluster_ddp.run.names import File
 from cluster_ddp.submission.job import Job
 
 PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.agent import chain_file, job_file
-from cluster_ddp.agent.job_file import JobFile
+from cluster_ddp.agent import chain_file
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import read_json, why
+from cluster_ddp.run import job_file
+from cluster_ddp.run.files import read_json, why
+from cluster_ddp.run.job_file import JobFile
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm.variables import job_label
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import packed_status

@@ -21,8 +21,8 @@ from cluster_ddp.agent import outcome
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
-from cluster_ddp.protocol import ENDS, File, Record, Then
-from cluster_ddp.run_files import json_lines, number, tail
+from cluster_ddp.run.files import json_lines, number, tail
+from cluster_ddp.run.names import ENDS, File, Record, Then
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024
@@ -52,7 +52,7 @@ class Failure:
     lost_s: float | None
     """Seconds of training that were lost; None if unknown."""
     then: str
-    """What followed: one of `protocol.Then`."""
+    """What followed: one of `names.Then`."""
     without: tuple[str, ...]
     """Nodes that were left out from then on."""
 
@@ -136,7 +136,7 @@ def _left_s(run_dir: Path) -> float | None:
 
 
 def how_ended(run_dir: Path) -> str | None:
-    """Return how a training ended, as its records say: one of `protocol.ENDS`, or what else its job's agent says.
+    """Return how a training ended, as its records say: one of `names.ENDS`, or what else its job's agent says.
 
     It is None if the training has not ended, or was killed with its job's agent.
     """

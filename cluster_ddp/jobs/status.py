@@ -12,8 +12,8 @@ from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import find_runs, run_state
 from cluster_ddp.jobs.run_record import RunRecord
-from cluster_ddp.protocol import RESTART, File, Then
-from cluster_ddp.run_files import problem, tail
+from cluster_ddp.run.files import problem, tail
+from cluster_ddp.run.names import RESTART, File, Then
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
 from cluster_ddp.submission.backends import job_identity, packed_status

@@ -14,8 +14,8 @@ from typing import Any
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import run_state
 from cluster_ddp.jobs.logs import LogReader
-from cluster_ddp.protocol import RESTART, TO_RESUME, File
-from cluster_ddp.run_files import tail
+from cluster_ddp.run.files import tail
+from cluster_ddp.run.names import RESTART, TO_RESUME, File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.job import Job, describe, exit_in_words, poll_intervals_s

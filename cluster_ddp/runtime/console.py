@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from cluster_ddp import processes
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.variables import node_name
 
 # What all ranks of this start on this node have in common.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from cluster_ddp import processes
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.errors import SpecError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime import process_exit, process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.data_loader import keep_through_stops

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime import process_group
 
 _PLAIN, _PICKLED = b"plain\n", b"pickled\n"

@@ -18,7 +18,7 @@ from typing import TypeGuard
 
 from cluster_ddp import processes
 from cluster_ddp.errors import SpecError, nearest
-from cluster_ddp.protocol import EXIT_STOPPED
+from cluster_ddp.run.names import EXIT_STOPPED
 from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
@@ -34,7 +34,7 @@ _LOOK_EVERY_S = 0.5
 
 
 class Stopped(SystemExit):
-    """Ends a process that was stopped in time and can resume, with status `protocol.EXIT_STOPPED`. Not an error."""
+    """Ends a process that was stopped in time and can resume, with status `names.EXIT_STOPPED`. Not an error."""
 
     code: int
 

@@ -13,5 +13,5 @@ accounting      up --accounting: a database, accounts and limits
 prerequisites   what must be installed, and installing it
 slurm_download  other releases of Slurm, unpacked beside the system's
 
-It imports nothing of the package but `slurm`, `errors`, `protocol` and `argument_parser`.
+It imports nothing of the package but `slurm`, `errors`, `run.names` and `argument_parser`.
 """

@@ -11,7 +11,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.sandbox import accounting
 from cluster_ddp.sandbox.layout import CONTROLLER, Layout, search_path
 

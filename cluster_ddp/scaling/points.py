@@ -16,8 +16,8 @@ from typing import Any
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs.report import training_stats
-from cluster_ddp.protocol import File, Record
-from cluster_ddp.run_files import each_json_line, number
+from cluster_ddp.run.files import each_json_line, number
+from cluster_ddp.run.names import File, Record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError
-from cluster_ddp.files import atomic_write, make_dir
 from cluster_ddp.jobs import find_runs, run_record, run_state
 from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.run_record import RunRecord
-from cluster_ddp.run_files import read_json, why
+from cluster_ddp.run.files import atomic_write, make_dir, read_json, why
 from cluster_ddp.scaling.points import Measured, Point, measure
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.job import Job, describe, poll_intervals_s

@@ -1,5 +1,5 @@
 """What Slurm says: its variables, hostlists and commands. Standard library only; imports no other part of the package
-but `protocol`, `errors` and `waiting_notice`.
+but `run.names`, `errors` and `waiting_notice`.
 
 topology     a process's place in its job
 environment  reads it from the variables of each launcher

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from cluster_ddp.errors import TopologyError, counted
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import hostlist, port, variables
 from cluster_ddp.slurm.variables import Variables
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from cluster_ddp.errors import TopologyError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 # The step's own variable comes first: the job's variables differ from it if the step uses part of the job.
 RANK = ("SLURM_PROCID",)

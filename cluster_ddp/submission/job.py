@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import job_file
 from cluster_ddp.agent.chain_file import in_words
 from cluster_ddp.errors import JobError
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import LOG_BYTES, tail
+from cluster_ddp.run import job_file
+from cluster_ddp.run.files import LOG_BYTES, tail
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends import submitit_task

@@ -11,10 +11,11 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import command_program, job_file
+from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.protocol import File
+from cluster_ddp.run import job_file
+from cluster_ddp.run.names import File
 from cluster_ddp.submission import grids, packed_jobs
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.agent import launch_options
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.submission.checks import site_template
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.validation import seconds

@@ -15,9 +15,9 @@ from typing import Any
 
 from cluster_ddp.agent import chain_file
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SpecError
-from cluster_ddp.files import make_dir
-from cluster_ddp.ownership import refuse_others
-from cluster_ddp.protocol import ASIDE, File
+from cluster_ddp.run.files import make_dir
+from cluster_ddp.run.names import ASIDE, File
+from cluster_ddp.run.ownership import refuse_others
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import packed_status
 from cluster_ddp.submission.backends.local import ThisMachine

@@ -27,12 +27,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import job_file
-from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import make_dir, open_own
-from cluster_ddp.protocol import ASIDE, RESUME, File
-from cluster_ddp.run_files import read_json, why
+from cluster_ddp.run import job_file
+from cluster_ddp.run.files import make_dir, open_own, read_json, why
+from cluster_ddp.run.job_file import JobFile
+from cluster_ddp.run.names import ASIDE, RESUME, File
 
 OF_A_JOB = (
     *(File.SPEC, File.JOB, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),

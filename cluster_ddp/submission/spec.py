@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
-from cluster_ddp.protocol import TRACKERS
+from cluster_ddp.run.names import TRACKERS
 from cluster_ddp.submission import grids, spec_rules
 from cluster_ddp.submission.validation import check_field, field_error, normalized_time
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cluster_ddp.agent import job_file
 from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in, numbers
-from cluster_ddp.agent.job_file import JobFile
-from cluster_ddp.protocol import LATEST, File
+from cluster_ddp.run import job_file
+from cluster_ddp.run.job_file import JobFile
+from cluster_ddp.run.names import LATEST, File
 from cluster_ddp.submission import packed_jobs, resume, run_dirs
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.frozen import code_snapshot, frozen_agent, venv_archive

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from cluster_ddp import processes
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.sandbox import daemons, network
 from cluster_ddp.sandbox.layout import CONTROLLER, Layout
 

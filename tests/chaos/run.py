@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from chaos import faults
 from chaos.goodput import HeldTime
 from chaos.training import SLOW_DISK
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.failure import sick_nodes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp import files
+from cluster_ddp.run import files
 
 
 class Points:

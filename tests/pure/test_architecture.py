@@ -15,25 +15,23 @@ from cluster_ddp.submission.frozen import frozen_agent
 
 pytestmark = sources.TOGETHER
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
-LEAVES = {
-    *("argument_parser", "errors", "files", "ownership", "processes", "protocol", "run_files", "waiting_notice"),
-    "_version",
-}
+LEAVES = {"argument_parser", "errors", "processes", "waiting_notice", "_version"}
 # package -> the others that it may import; modules at the top, `cli` may import anything.
 MAY_IMPORT = {
-    "slurm": set(),
-    "agent": {"slurm"},
-    "submission": {"agent", "slurm"},
-    "jobs": {"agent", "slurm", "submission"},
-    "remote": {"submission"},
-    "scaling": {"agent", "jobs", "slurm", "submission", "submit"},
-    "runtime": {"agent", "slurm"},
-    "doctor": {"agent", "jobs", "runtime", "slurm", "submission", "submit"},
+    "run": set(),
+    "slurm": {"run"},
+    "agent": {"run", "slurm"},
+    "submission": {"agent", "run", "slurm"},
+    "jobs": {"agent", "run", "slurm", "submission"},
+    "remote": {"run", "submission"},
+    "scaling": {"agent", "jobs", "run", "slurm", "submission", "submit"},
+    "runtime": {"agent", "run", "slurm"},
+    "doctor": {"agent", "jobs", "run", "runtime", "slurm", "submission", "submit"},
     "mnist": {"runtime", "train_options"},
-    "sandbox": {"slurm"},
+    "sandbox": {"run", "slurm"},
 }
 # What ranks share with the agent, as docs/explanation/architecture.md says; the fork launcher uses some more.
-OF_RANKS = {"rank_notes", "channel", "channel_server", "outcome", "first_failure", "job_file", "job.restart.fence"}
+OF_RANKS = {"rank_notes", "channel", "channel_server", "outcome", "first_failure"}
 OF_FORK = {"option_types", "task.supervisor", "task.signals", "task.no_process_group", "task.warm_process"}
 MODULES_SIDE_BY_SIDE = 12
 MODULE_LINES = 500  # a look: a module is one noun, whole, and never split to meet a number
@@ -86,7 +84,7 @@ def test_ranks_and_the_fork_launcher_use_of_the_agent_what_they_share_with_it() 
 def test_the_sandbox_could_be_a_package_of_its_own() -> None:
     for module in (name for name in MODULES if name.startswith("cluster_ddp.sandbox")):
         others = {name for name in imports(module) if not name.startswith("cluster_ddp.sandbox")}
-        needed = ("errors", "protocol", "argument_parser", "slurm", "slurm.commands")  # as its README says
+        needed = ("errors", "run.names", "argument_parser", "slurm", "slurm.commands")  # as its README says
         assert others <= {f"cluster_ddp.{name}" for name in needed}, module
     assert imports("cluster_ddp.slurm.commands") <= {"cluster_ddp.errors", "cluster_ddp.waiting_notice"}
 
@@ -95,10 +93,10 @@ def test_ranks_write_to_the_run_directory_only_while_it_is_theirs() -> None:
     """A rank whose node was cut off may live on after a newer start of the job."""
     for module in (name for name in MODULES if ".runtime." in name and not name.endswith(".fenced_writes")):
         for node in sources.nodes(MODULES[module]):
-            if isinstance(node, ast.ImportFrom) and node.module == "cluster_ddp.files":
+            if isinstance(node, ast.ImportFrom) and node.module == "cluster_ddp.run.files":
                 assert not {"open_own", "atomic_write"} & {alias.name for alias in node.names}, module
             assert not isinstance(node, ast.ImportFrom) or "files" not in {
-                alias.name for alias in node.names if node.module == "cluster_ddp"
+                alias.name for alias in node.names if node.module == "cluster_ddp.run"
             }, module
 
 
@@ -158,14 +156,13 @@ def test_functions_are_short() -> None:
 def test_the_agent_imports_only_what_is_frozen_with_it() -> None:
     """A job of one version may run for weeks on nodes where no other is installed. Its parts import no more either."""
     frozen = {f"cluster_ddp.{name.replace('/', '.')}" for name in frozen_agent.OTHERS}
-    for module in MODULES:
-        if module.startswith("cluster_ddp.agent") or module in frozen:
-            others = {name for name in imports(module) if not name.startswith("cluster_ddp.agent")}
-            assert others <= frozen, module
+    frozen |= {module for module in MODULES if module.split(".")[1:2] in (["agent"], ["run"])}
+    for module in frozen:
+        assert imports(module) <= frozen, module
 
 
-@pytest.mark.parametrize("package", ["slurm", "agent"])
-def test_slurm_and_the_agent_need_the_standard_library_only(package: str) -> None:
+@pytest.mark.parametrize("package", ["run", "slurm", "agent"])
+def test_packages_that_jobs_begin_with_need_the_standard_library_only(package: str) -> None:
     for module in (PACKAGE / package).rglob("*.py"):
         for node in sources.nodes(module):
             if isinstance(node, (ast.Import, ast.ImportFrom)):

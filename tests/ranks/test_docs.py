@@ -26,8 +26,8 @@ from ranks import run_ranks
 import cluster_ddp
 from cluster_ddp.__main__ import VERBS
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.protocol import Env
 from cluster_ddp.remote import remote_verbs
+from cluster_ddp.run.names import Env
 from cluster_ddp.submission.cli import settings_files
 from cluster_ddp.submission.cli.options import is_sbatchs
 from cluster_ddp.train import Train

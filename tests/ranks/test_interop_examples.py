@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from slowness import LIMIT_S, scaled
 
-from cluster_ddp.protocol import EXIT_STOPPED, Env
+from cluster_ddp.run.names import EXIT_STOPPED, Env
 
 ROOT = Path(__file__).parents[2]
 INTEROP = ROOT / "examples" / "interop"

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from cluster_ddp.agent import chain_file
 from cluster_ddp.agent.job import inherited_env, job_log, slurm_commands
 from cluster_ddp.agent.job.restart import requeue
-from cluster_ddp.agent.rank_notes import one_line, read_regular
-from cluster_ddp.protocol import RESUME, Env, File
+from cluster_ddp.agent.rank_notes import one_line
+from cluster_ddp.run.files import read_regular
+from cluster_ddp.run.names import RESUME, Env, File
 
 OVER = 3
 """Exit status of `begin`: nothing is left to do."""

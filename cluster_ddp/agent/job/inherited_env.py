@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.errors import SpecError
-from cluster_ddp.protocol import OF_A_JOB, Env
+from cluster_ddp.run.names import OF_A_JOB, Env
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 

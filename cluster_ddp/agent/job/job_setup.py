@@ -11,7 +11,7 @@ from cluster_ddp.agent.job import slurm_commands, srun_step
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.variables import Variables, node_name
 
 

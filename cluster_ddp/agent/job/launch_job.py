@@ -11,17 +11,18 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp import ownership, processes
-from cluster_ddp.agent import command_program, job_file
+from cluster_ddp import processes
+from cluster_ddp.agent import command_program
 from cluster_ddp.agent.job import chain, inherited_env, job_log
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import SlurmJob
-from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError, counted
-from cluster_ddp.files import make_dir
-from cluster_ddp.protocol import File
+from cluster_ddp.run import job_file, ownership
+from cluster_ddp.run.files import make_dir
+from cluster_ddp.run.job_file import JobFile
+from cluster_ddp.run.names import File
 
 
 def job_of(asked: Options, env: Mapping[str, str]) -> SlurmJob | LocalJob:

@@ -29,7 +29,7 @@ from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.protocol import EXIT_STOPPED, Env, File, Then
+from cluster_ddp.run.names import EXIT_STOPPED, Env, File, Then
 
 WARNING_S = 90
 """How many seconds before the time limit the ranks get the warning, USR1."""

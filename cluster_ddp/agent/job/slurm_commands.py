@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp import processes
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.variables import Variables
 
 ANSWER_S = 60.0

@@ -19,7 +19,7 @@ from cluster_ddp.agent.job.start_loop import Starts
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import SpecError
-from cluster_ddp.protocol import RESTART, Then
+from cluster_ddp.run.names import RESTART, Then
 
 
 class SlurmJob(JobSetup):

@@ -14,7 +14,7 @@ from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options, words
 from cluster_ddp.agent.task import rank_command, signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.names import Env, File
 
 # What the job has asked for each of its tasks. Of other tasks, srun would warn (24.11), or prefer it.
 _ABOUT_TASKS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")

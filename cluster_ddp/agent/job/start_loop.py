@@ -12,7 +12,7 @@ from cluster_ddp.agent import launch_env, option_types
 from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
-from cluster_ddp.agent.job.restart import fence, job_nodes
+from cluster_ddp.agent.job.restart import job_nodes
 from cluster_ddp.agent.job.restart.failures import History, Verdict
 from cluster_ddp.agent.job.restart.job_nodes import LOST
 from cluster_ddp.agent.job.restart.recovery import Recovery
@@ -21,7 +21,9 @@ from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.protocol import Env, File, Then
+from cluster_ddp.run import fence
+from cluster_ddp.run.names import Env, File, Then
+from cluster_ddp.slurm.variables import Variables
 
 
 class Starts:
@@ -81,7 +83,7 @@ class Starts:
             return
         if job.records is not None:
             with contextlib.suppress(OSError):  # such as on a full disk
-                fence.take_over(job.records, job.env, logs=self._left_logs)
+                fence.take_over(job.records, Variables(job.env).job_label(), self.number, logs=self._left_logs)
         logs = srun_step.logs_of_tasks(job.options, job.folder)
         if not self._tasks.start_waiting(on.nodes, job.env, self._reports, str(logs or "")):
             self._tasks.start(*self._step(on, job.env), self._reports, job.early)

@@ -11,7 +11,7 @@ from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.outcome import End, Failure, Outcome
 from cluster_ddp.agent.task.supervisor import PATIENCE_S
-from cluster_ddp.protocol import EXIT_STOPPED, File
+from cluster_ddp.run.names import EXIT_STOPPED, File
 
 # Seconds that other ranks have to say how they fail, after the first one: after an exception, after a signal.
 _WORDS_S, _KILLED_S = 2.0, 0.5

@@ -22,7 +22,7 @@ from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.orders import SPARE
 from cluster_ddp.agent.task.spawn import allow_many_files, spawn
 from cluster_ddp.agent.task.supervisor import Supervisor, status_of, wake
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 HELD = signals.WARNINGS
 """What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches

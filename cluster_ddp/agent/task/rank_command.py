@@ -18,7 +18,7 @@ from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task import python_module
 from cluster_ddp.agent.task.spawn import agent
 from cluster_ddp.errors import JobError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 FORWARDED = (
     *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),

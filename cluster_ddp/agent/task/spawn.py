@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.files import open_own
+from cluster_ddp.run.files import open_own
 
 # Python ignores them, and what is ignored stays ignored in a command: `yes | head` would not end.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)

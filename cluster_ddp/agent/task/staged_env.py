@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cluster_ddp import ownership
 from cluster_ddp.agent import rank_notes
-from cluster_ddp.protocol import Env
+from cluster_ddp.run import ownership
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.variables import node_name
 
 PREFIX = "cluster_ddp-env-"
@@ -50,7 +50,7 @@ class Staged(NamedTuple):
 
 
 def new_name(job_id: str) -> str:
-    """Return a name for the copies of one start of a job, up to the node's number, for `protocol.Env.COPY`."""
+    """Return a name for the copies of one start of a job, up to the node's number, for `names.Env.COPY`."""
     return f"{PREFIX}{job_id}-{os.urandom(8).hex()}"
 
 

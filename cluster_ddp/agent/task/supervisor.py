@@ -20,7 +20,7 @@ from cluster_ddp.agent.rank_notes import FailureNote, Notes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.signals import PendingSignals
 from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.protocol import EXIT_STOPPED, Env
+from cluster_ddp.run.names import EXIT_STOPPED, Env
 from cluster_ddp.slurm.variables import node_name
 
 PATIENCE_S = 30.0

@@ -27,8 +27,8 @@ from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
 from cluster_ddp.agent.task.warm_process import Warm
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
-from cluster_ddp.files import open_own
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.files import open_own
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.slurm.variables import node_name
 
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.topology import Topology
 
 

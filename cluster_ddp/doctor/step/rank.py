@@ -20,7 +20,7 @@ from cluster_ddp.doctor.step import collective_tests, links
 from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import ClusterDDPError, SpecError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.slurm import variables

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from cluster_ddp.agent.channel import Message
-from cluster_ddp.files import atomic_write
+from cluster_ddp.run.files import atomic_write
 
 LEADS, SPEAKS = "leads", "speaks"
 _END = "end.json"

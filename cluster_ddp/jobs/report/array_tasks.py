@@ -20,7 +20,7 @@ from cluster_ddp.jobs.report import training_stats
 from cluster_ddp.jobs.report.summary import Report
 from cluster_ddp.jobs.report.training_stats import RESULTS
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.protocol import Record
+from cluster_ddp.run.names import Record
 
 _WIDEST = 120  # longer cells, such as an option's value, are cut
 # The picture, in pixels.

@@ -17,8 +17,8 @@ from typing import Any
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.training_stats import Start, Training
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import is_count, json_lines, number
+from cluster_ddp.run.files import is_count, json_lines, number
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import FINAL_STATES, elapsed_s
 
 # Where GPU hours are lost: from Slurm's start of a job, or the end of the ranks before, until the training began

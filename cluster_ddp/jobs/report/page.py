@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, counted, hours
-from cluster_ddp.files import atomic_write
 from cluster_ddp.jobs.report import array_tasks, time_series
 from cluster_ddp.jobs.report.report_text import notes
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.jobs.report.time_series import Curve, Curves
-from cluster_ddp.protocol import File, Then
-from cluster_ddp.run_files import read_json
+from cluster_ddp.run.files import atomic_write, read_json
+from cluster_ddp.run.names import File, Then
 
 if TYPE_CHECKING:
     from jinja2 import Template

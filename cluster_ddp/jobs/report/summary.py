@@ -20,8 +20,8 @@ from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
 from cluster_ddp.jobs.run_state import Failure
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import is_count, read_json
+from cluster_ddp.run.files import is_count, read_json
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.validation import mebibytes, seconds
 

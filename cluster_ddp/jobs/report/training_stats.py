@@ -11,8 +11,8 @@ from typing import Any
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs.report.usage import weighted_mean
-from cluster_ddp.protocol import File, Record
-from cluster_ddp.run_files import LOG_BYTES, each_json_line, json_lines, number, tail
+from cluster_ddp.run.files import LOG_BYTES, each_json_line, json_lines, number, tail
+from cluster_ddp.run.names import File, Record
 
 PARTS = ("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s")
 """The parts of a step in a "steps" record."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import each_json_line, json_lines, number
+from cluster_ddp.run.files import each_json_line, json_lines, number
+from cluster_ddp.run.names import File
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _TAIL_BYTES, _MOST_BYTES = 8 * 1024, 64 * _MIB  # several records; those of days

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import SpecError, counted
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
 from cluster_ddp.runtime.checkpoint.restore import load_into
 from cluster_ddp.runtime.checkpoint.save_interval import Interval

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from cluster_ddp.errors import CheckpointError, SpecError, nearest, nearest_name
-from cluster_ddp.files import make_dir, sync_folder
+from cluster_ddp.run.files import make_dir, sync_folder
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.folder import named_by

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError, NonFiniteError, RunDirError
-from cluster_ddp.files import ensure_dir, reserve_descriptors, sync_folder, with_reserve
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.files import ensure_dir, reserve_descriptors, sync_folder, with_reserve
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.sharded import shard_file

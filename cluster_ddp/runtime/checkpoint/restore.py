@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.files import remove_leftovers
+from cluster_ddp.run.files import remove_leftovers
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.folder import REFUSED, CheckpointFolder, named_by

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.errors import CheckpointError, SpecError, counted
-from cluster_ddp.protocol import Env, Record
+from cluster_ddp.run.names import Env, Record
 from cluster_ddp.runtime.checkpoint.exactness.changes_before_loop import ChangesBeforeLoop
 from cluster_ddp.runtime.checkpoint.folder import step_of
 from cluster_ddp.runtime.checkpoint.save_interval import Interval

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.protocol import Env
-from cluster_ddp.run_files import read_text
+from cluster_ddp.run.files import read_text
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.stop_signals import StopFlag

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from cluster_ddp.errors import DeviceError, counted
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.device import binding
 from cluster_ddp.slurm.topology import Topology
 

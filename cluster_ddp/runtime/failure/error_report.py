@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.first_failure import LOST_WORDS
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
-from cluster_ddp.files import spare_descriptor
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.files import spare_descriptor
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.console import complain, first_rank_has_said_it
 from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError

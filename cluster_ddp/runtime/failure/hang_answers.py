@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp import processes
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.failure import hang_verdict, last_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.rendezvous import arrived_ranks

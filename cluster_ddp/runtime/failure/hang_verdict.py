@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import parse, read_text
+from cluster_ddp.run.files import parse, read_text
+from cluster_ddp.run.names import File
 from cluster_ddp.runtime.failure import sick_nodes, stack_timer, stacks
 
 STATES = {

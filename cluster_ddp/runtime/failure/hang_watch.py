@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.runtime.console import complain
 from cluster_ddp.runtime.failure import hang_verdict, last_progress, sick_nodes
 from cluster_ddp.runtime.failure.hang_answers import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.run_dir.fenced_writes import append
 from cluster_ddp.slurm import hostlist, variables
 from cluster_ddp.slurm.variables import Variables

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from cluster_ddp.files import is_at
 from cluster_ddp.processes import catches, children
+from cluster_ddp.run.files import is_at
 from cluster_ddp.runtime.failure.stack_timer import StackTimer
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 

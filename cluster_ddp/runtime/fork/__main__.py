@@ -27,7 +27,7 @@ from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.no_process_group import GroupCheck
 from cluster_ddp.agent.task.supervisor import Supervisor, say
 from cluster_ddp.errors import exit_on_error
-from cluster_ddp.protocol import EXIT_STOPPED, Env, File
+from cluster_ddp.run.names import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.device import binding
 from cluster_ddp.runtime.fork import forked_program

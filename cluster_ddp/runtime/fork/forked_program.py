@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import cast
 
 from cluster_ddp.errors import ForkError, SpecError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.device import binding
 
 MODULES = (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster_ddp.errors import TopologyError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import environment, hostlist, port, variables
 from cluster_ddp.slurm.variables import Variables
 

@@ -24,7 +24,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.warm_process import READY
 from cluster_ddp.errors import ForkError, SpecError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.fork import forked_program
 from cluster_ddp.runtime.fork.forked_program import ForkedProgram
 

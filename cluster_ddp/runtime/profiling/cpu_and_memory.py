@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 MOUNT = Path("/sys/fs/cgroup")
 _STEP = re.compile(r"^.*/(?:job_\d+|s[0-9A-Z]+)/step_[^/]+")  # from 26.05 on, a job's folder has its SLUID

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.runtime.profiling.cpu_and_memory import JobProcesses, StepCgroup
 from cluster_ddp.runtime.profiling.nvml import Gpus
 from cluster_ddp.runtime.run_dir.fenced_writes import append

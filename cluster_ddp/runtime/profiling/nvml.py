@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
 """The reasons of lower clocks that a user should know of: hardware slowdown, thermal slowdowns, power brake (nvml.h,

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 
 from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.channel_server import Server
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.topology import Topology
 
 _PURPOSE = "port"

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from cluster_ddp.agent.channel import Key
 from cluster_ddp.errors import DeviceError, RendezvousError
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, port_discovery
 from cluster_ddp.runtime.rendezvous.host_setup import ReverseLookup, resolve, without_name_servers
 from cluster_ddp.slurm.topology import Topology

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.failure import last_progress
 

@@ -1,6 +1,6 @@
 """One run at a time in a run directory: writes that a newer start of the job refuses, and a lock that other jobs see.
 
-All of `runtime` writes with these functions. A file is opened first and checked then: see `agent.job.restart.fence` for
+All of `runtime` writes with these functions. A file is opened first and checked then: see `run.fence` for
 why this order leaves no gap. A run directory that was replaced is refused, too: where others may rename it, its path
 could lead to another folder of the same user.
 """
@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cluster_ddp import files, ownership, run_files
-from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.errors import RunDirError
+from cluster_ddp.run import fence, files, ownership
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import CLUSTER_NAME, Variables, node_name
 
@@ -67,7 +67,9 @@ def check() -> None:
         RunDirError: one has; or another folder or a link is in its place.
         OSError: the run directory can't be read.
     """
-    fence.refuse_older(os.environ)
+    run_dir, start = os.environ.get(Env.RUN_DIR), os.environ.get(Env.START)
+    if run_dir and start:
+        fence.refuse_older(Path(run_dir), Variables(os.environ).job_label(), int(start))
     with _holding:
         if _held is not None:
             _refuse_other(_held.path, _held)
@@ -217,7 +219,7 @@ class RunLock:
 
     def _owner(self) -> dict[str, object]:
         with contextlib.suppress(ValueError):
-            owner = run_files.parse(os.pread(self._file, 4096, 0))
+            owner = files.parse(os.pread(self._file, 4096, 0))
             if isinstance(owner, dict):
                 return owner
         return {}

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import is_at, sync_folder
+from cluster_ddp.run.files import is_at, sync_folder
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write, open_own

@@ -20,9 +20,8 @@ import torch
 
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.files import ensure_dir, remove_leftovers, reserve_descriptors, to_json
-from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
-from cluster_ddp.run_files import json_lines
+from cluster_ddp.run.files import ensure_dir, json_lines, remove_leftovers, reserve_descriptors, to_json
+from cluster_ddp.run.names import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.profiling import node_usage
 from cluster_ddp.runtime.run_dir import background_writer, fenced_writes
@@ -147,7 +146,7 @@ class RunDir:
         null. It is written in the background. If the disk is full, records are kept and written later.
 
         Args:
-            kind: see `protocol.Record`.
+            kind: see `names.Record`.
             values: the other fields: of types that JSON has, or tensors and arrays of one element.
 
         Raises:

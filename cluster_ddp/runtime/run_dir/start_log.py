@@ -15,8 +15,8 @@ from typing import Any
 
 from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.protocol import ASIDE, RECORDS_VERSION, RESTART, File
-from cluster_ddp.run_files import json_lines, tail
+from cluster_ddp.run.files import json_lines, tail
+from cluster_ddp.run.names import ASIDE, RECORDS_VERSION, RESTART, File
 from cluster_ddp.runtime.run_dir.fenced_writes import append
 from cluster_ddp.slurm.topology import Topology
 
@@ -113,7 +113,7 @@ def _in_words(ended: Outcome) -> str:
 
 
 def note_end(run_dir: Path, why: str, *, state: str, saved: bool) -> None:
-    """Append an "end" record with a state of `protocol.ENDS`; `saved` if a checkpoint has all that was done."""
+    """Append an "end" record with a state of `names.ENDS`; `saved` if a checkpoint has all that was done."""
     _append(run_dir, {"kind": "end", "state": state, "why": why, "saved": saved})
 
 

@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import job_file
 from cluster_ddp.errors import nearest
-from cluster_ddp.files import ensure_dir
-from cluster_ddp.protocol import TRACKERS, File
-from cluster_ddp.run_files import read_json
+from cluster_ddp.run import job_file
+from cluster_ddp.run.files import ensure_dir, read_json
+from cluster_ddp.run.names import TRACKERS, File
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD
+from cluster_ddp.run.names import GLOBAL_STEP, OF_FIRST_RECORD
 
 _WANDB_RUNS = "offline-run-*"
 _MOST = 1000  # metrics that MLflow takes at once

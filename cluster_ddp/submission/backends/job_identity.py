@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import read_json
+from cluster_ddp.run.files import read_json
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs

@@ -17,10 +17,10 @@ from typing import NoReturn
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job import inherited_env
-from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobError, RunDirError, SpecError
-from cluster_ddp.protocol import File
-from cluster_ddp.run_files import why
+from cluster_ddp.run.files import why
+from cluster_ddp.run.job_file import JobFile
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends import job_identity
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent.job.pack import packed_task
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.validation import slurms_time

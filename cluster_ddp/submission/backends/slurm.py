@@ -13,9 +13,9 @@ from pathlib import Path
 
 from cluster_ddp.agent import chain_file
 from cluster_ddp.agent.job import inherited_env
-from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.job_file import JobFile
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.errors import JobError, SpecError
-from cluster_ddp.ownership import refuse_others
+from cluster_ddp.run.ownership import refuse_others
 
 
 def runner(folder_pattern: str) -> tuple[str, ...]:

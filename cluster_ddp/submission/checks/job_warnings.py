@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from cluster_ddp.ownership import others
+from cluster_ddp.run.ownership import others
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.checks.feasibility import asked_partitions, holding
 from cluster_ddp.submission.spec import JobSpec

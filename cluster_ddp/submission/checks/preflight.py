@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.errors import SlurmError, SpecError, counted
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.submission import grids, packed_jobs
 from cluster_ddp.submission.backends.slurm import Slurm, ignored_options

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.errors import ProfileError, nearest
-from cluster_ddp.files import make_dir, open_own
-from cluster_ddp.ownership import others, refuse_others
+from cluster_ddp.run.files import make_dir, open_own
+from cluster_ddp.run.ownership import others, refuse_others
 from cluster_ddp.submission.cli import settings_keys
 from cluster_ddp.submission.cli.settings_keys import error
 from cluster_ddp.submission.spec_rules import ALTERNATIVES

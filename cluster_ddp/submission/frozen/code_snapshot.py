@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.waiting_notice import named_if_slow
 
 

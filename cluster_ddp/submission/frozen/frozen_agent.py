@@ -15,11 +15,11 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
-from cluster_ddp.files import atomic_write
+from cluster_ddp.run.files import atomic_write
 
 _PACKAGE = Path(__file__).parents[2]
-OTHERS = ("protocol", "errors", "files", "ownership", "processes", "slurm/port", "slurm/variables")
-"""What `agent` imports of this package."""
+OTHERS = ("errors", "processes", "slurm/port", "slurm/variables")
+"""What `agent` imports of this package, beside `run`."""
 # Of all modules, this one alone is compiled by a Python that is too old for the others.
 _MAIN = """\
 import sys
@@ -31,7 +31,7 @@ run()
 """
 _RUN_ONCE = (  # and are not compiled
     *("cluster_ddp/agent/job/", "cluster_ddp/agent/channel_server.py", "cluster_ddp/agent/chain_file.py"),
-    *("cluster_ddp/agent/first_failure.py", "cluster_ddp/agent/array_values.py", "cluster_ddp/agent/job_file.py"),
+    *("cluster_ddp/agent/first_failure.py", "cluster_ddp/agent/array_values.py", "cluster_ddp/run/job_file.py"),
 )
 _AT = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal content gives equal files
 
@@ -40,7 +40,8 @@ _AT = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal co
 def content() -> bytes:
     """Return the content of the file."""
     files = {"__main__.py": _MAIN, "cluster_ddp/__init__.py": "", "cluster_ddp/slurm/__init__.py": ""}
-    paths = [*(_PACKAGE / f"{name}.py" for name in OTHERS), *sorted((_PACKAGE / "agent").rglob("*.py"))]
+    paths = [_PACKAGE / f"{name}.py" for name in OTHERS]
+    paths += [path for package in ("agent", "run") for path in sorted((_PACKAGE / package).rglob("*.py"))]
     files |= {f"cluster_ddp/{path.relative_to(_PACKAGE)}": path.read_text() for path in paths}
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:

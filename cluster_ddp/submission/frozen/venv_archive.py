@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.files import make_dir, open_own
-from cluster_ddp.ownership import refuse_others
+from cluster_ddp.run.files import make_dir, open_own
+from cluster_ddp.run.ownership import refuse_others
 from cluster_ddp.submission.spec import JobSpec
 
 # The first lines of a script in bin/ that finds its interpreter beside itself, wherever that is. For sh, they run

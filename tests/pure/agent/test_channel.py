@@ -19,7 +19,7 @@ from slowness import LIMIT_S, scaled
 from cluster_ddp.agent import channel_server
 from cluster_ddp.agent.channel import Client, Key, Message
 from cluster_ddp.agent.channel_server import Server
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 KEY = Key(b"secret")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent import job_file
-from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobError, RunDirError
 from cluster_ddp.jobs import find_runs, run_record
+from cluster_ddp.run import job_file
+from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.runtime.run_dir.fenced_writes import RunLock
 from cluster_ddp.slurm.topology import Topology
 

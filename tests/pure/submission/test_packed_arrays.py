@@ -13,7 +13,7 @@ from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.errors import SpecError
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission import packed_jobs

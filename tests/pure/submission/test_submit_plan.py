@@ -17,11 +17,11 @@ import pytest
 from slowness import LIMIT_S, scaled
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent import job_file
-from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.errors import JobError, JobNotFoundError, RunDirError, SlurmError, SpecError
 from cluster_ddp.jobs import find_runs, run_record
-from cluster_ddp.protocol import File
+from cluster_ddp.run import job_file
+from cluster_ddp.run.job_file import JobFile
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.submission import resume, run_dirs, submit_plan
 from cluster_ddp.submission.frozen import frozen_agent

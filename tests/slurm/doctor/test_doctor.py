@@ -28,7 +28,7 @@ import cluster_ddp
 from cluster_ddp.doctor import login_node_checks
 from cluster_ddp.doctor.checks import all_checks, task_allocation
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.sandbox import cluster as sandbox
 from cluster_ddp.sandbox import network, prerequisites
 from cluster_ddp.slurm import commands

@@ -15,7 +15,7 @@ from slowness import wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.job.restart.failures import Failed
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.job_status import JobStatus
 

@@ -12,7 +12,7 @@ from cluster import Place
 from paced_run import PACED, TRAINING, Run, held, start
 from slowness import scaled
 
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.sandbox import network
 
 # The second start has the run directory read-only on its second node, as where a file system has gone bad.

@@ -13,7 +13,7 @@ from cluster import Place, differing, output
 from paced_run import ONE_BASH, Run, held, start
 
 from cluster_ddp.agent import chain_file
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm import commands, job_status
 
 pytestmark = pytest.mark.every_slurm

@@ -16,7 +16,7 @@ from paced_run import ONE_BASH, PACED, TRAINING, Run, held, start
 from restarting import launch
 from slowness import stays
 
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.port import PORT_COUNT
 

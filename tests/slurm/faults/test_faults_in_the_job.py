@@ -13,7 +13,7 @@ from cluster import Place
 from paced_run import LARGE, ONE_TASK, PACED, TRAINING, TWO_TASKS, Run, Started, start
 from slowness import scaled
 
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 
 
 @pytest.fixture(scope="module")

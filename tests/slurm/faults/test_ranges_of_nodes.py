@@ -14,7 +14,7 @@ from slowness import wait_until
 
 from cluster_ddp.cli import report, status
 from cluster_ddp.jobs import run_state
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm import job_status
 
 TRAINING = ("python", str(Path(__file__).with_name("ranged_training.py")))

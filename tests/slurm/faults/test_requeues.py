@@ -13,7 +13,7 @@ from paced_run import ONE_BASH, ONE_TASK, TWO_TASKS, Run, held, start
 from slowness import stays, wait_until
 
 from cluster_ddp import processes
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import commands, job_status
 
 

@@ -18,7 +18,7 @@ from slowness import scaled
 
 from cluster_ddp.jobs.report import cost, training_stats
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 from cluster_ddp.sandbox import daemons, network
 
 RESUMING = Path(__file__).with_name("resuming")

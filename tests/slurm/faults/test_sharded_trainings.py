@@ -10,7 +10,7 @@ from cluster import Place
 from paced_run import Run
 from restarting import Job, launch
 
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.sandbox import daemons, network

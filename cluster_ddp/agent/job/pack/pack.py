@@ -25,7 +25,7 @@ from cluster_ddp.agent.outcome import AGENT_KILLED, Failure, Outcome
 from cluster_ddp.agent.task import signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.errors import counted
-from cluster_ddp.protocol import EXIT_STOPPED, RESTART, File
+from cluster_ddp.run.names import EXIT_STOPPED, RESTART, File
 from cluster_ddp.slurm.variables import Variables
 
 _HELD = (*signals.WARNINGS, signal.SIGTERM, signal.SIGCHLD)

@@ -17,9 +17,8 @@ from typing import NamedTuple
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.agent.rank_notes import read_regular
-from cluster_ddp.files import atomic_write
-from cluster_ddp.protocol import File
+from cluster_ddp.run.files import atomic_write, read_regular
+from cluster_ddp.run.names import File
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 

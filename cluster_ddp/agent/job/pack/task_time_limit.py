@@ -18,8 +18,8 @@ from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import KILL, TERM, Outcome
 from cluster_ddp.agent.task.supervisor import PATIENCE_S
-from cluster_ddp.files import refresh
-from cluster_ddp.protocol import File
+from cluster_ddp.run.files import refresh
+from cluster_ddp.run.names import File
 
 _LOOK_S, _TERM_S = 2.0, 2.0
 _NEVER = float("inf")

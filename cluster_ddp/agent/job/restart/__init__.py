@@ -4,5 +4,4 @@ recovery     after a failed start: the nodes at fault, what follows, lost nodes 
 failures     the failures so far: failures.jsonl; what follows, by these and the nodes that are left
 job_nodes    which nodes train, what is known of the spares, and the step that waits on them
 requeue      Slurm starts the job again, under its own id
-fence        takes the run directory away from an older start
 """

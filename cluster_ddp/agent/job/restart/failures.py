@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
-from cluster_ddp.files import append_record, open_own
-from cluster_ddp.protocol import File, Then
+from cluster_ddp.run.files import append_record, open_own
+from cluster_ddp.run.names import File, Then
 
 NO_CHECKPOINT = "none"
 

@@ -19,7 +19,7 @@ from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 # How long the agents of a step that waits may take to begin.
 _READY_S = 10.0

@@ -14,7 +14,7 @@ from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Failure, Outcome
 from cluster_ddp.errors import counted
-from cluster_ddp.protocol import Then
+from cluster_ddp.run.names import Then
 from cluster_ddp.slurm.variables import Variables
 
 

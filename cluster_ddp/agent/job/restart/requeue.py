@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from cluster_ddp.agent.job import job_log, slurm_commands
-from cluster_ddp.protocol import EXIT_STOPPED
+from cluster_ddp.run.names import EXIT_STOPPED
 
 PATIENCE_S = 1800.0
 """Seconds during which a requeue is asked for: a controller that restarts or fails over takes minutes."""

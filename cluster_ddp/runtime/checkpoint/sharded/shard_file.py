@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from cluster_ddp.files import ensure_dir, with_reserve
+from cluster_ddp.run.files import ensure_dir, with_reserve
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cluster_ddp import processes
-from cluster_ddp.files import sync_folder
+from cluster_ddp.run.files import sync_folder
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
@@ -86,7 +86,7 @@ class ShardSave:
         written = {**told, **({} if own is None else {self._rank: own})}
         files = {shard_file.name_of(rank, self._token): {"rank": rank, **written[rank]} for rank in sorted(written)}
         parts = self._without_pieces(state["parts"])
-        # Of earlier saves under this name. What comes later may be a newer start's (see `agent.job.restart.fence`).
+        # Of earlier saves under this name. What comes later may be a newer start's (see `run.fence`).
         outdated = set(shard_file.names_in(folder)) - files.keys()
         checkpoint_file.write(checkpoint, {**state, "parts": parts, "sharded": {"files": files}})
         shard_file.remove_files(folder, outdated)

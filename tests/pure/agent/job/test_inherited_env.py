@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent.job import inherited_env
-from cluster_ddp.protocol import OF_A_JOB
+from cluster_ddp.run.names import OF_A_JOB
 
 OF_PARENT = {
     "SLURM_ARRAY_JOB_ID": "16",

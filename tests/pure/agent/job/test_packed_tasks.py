@@ -14,7 +14,7 @@ from cluster_ddp.agent.job.pack import pack, packed_task
 from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import environment, port, variables
 
 # What a batch script had on Slurm 22.05.8, with four tasks of two ranks at a time.

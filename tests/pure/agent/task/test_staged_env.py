@@ -27,7 +27,7 @@ from strangers import STRANGER, USER, as_stranger, folder_of_all, needs_a_strang
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.task import staged_env
 from cluster_ddp.agent.task.staged_env import Staged
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 
 NAME = "cluster_ddp-env-7-kNoWnOnLy0"
 

@@ -20,7 +20,7 @@ from cluster_ddp.cli import report as verb
 from cluster_ddp.jobs.report import page, time_series
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.status import run_statuses
-from cluster_ddp.run_files import json_lines
+from cluster_ddp.run.files import json_lines
 
 SCREENSHOT = Path(__file__).parents[4] / "scripts" / "screenshot_report.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

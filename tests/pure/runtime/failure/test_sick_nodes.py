@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.doctor.findings import Finding, Verdict
-from cluster_ddp.protocol import Env, File
+from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.failure import sick_nodes
 
 

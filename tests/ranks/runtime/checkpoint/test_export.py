@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cluster_ddp
-from cluster_ddp.agent import job_file
-from cluster_ddp.agent.job_file import JobFile
 from cluster_ddp.cli import export
+from cluster_ddp.run import job_file
+from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.runtime.model.ddp import unwrapped
 
 pytestmark = pytest.mark.full

@@ -15,8 +15,8 @@ import pytest
 import torch
 from points import Points
 
-from cluster_ddp import files
 from cluster_ddp.errors import CheckpointError
+from cluster_ddp.run import files
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
 from cluster_ddp.runtime.checkpoint.restore import put_aside

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from points import Points
 
-from cluster_ddp import files
+from cluster_ddp.run import files
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.checkpoint import checkpoint_file, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from ranks import job_ids, run_ranks, slurm_step
 
 import cluster_ddp
-from cluster_ddp import files
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import CommunicatorError, DataError
+from cluster_ddp.run import files
 from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import error_report
 from cluster_ddp.runtime.failure.error_report import FailureReporter

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ranks import slurm_step
 from slowness import stays, wait_until
 
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.failure import hang_watch, last_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch

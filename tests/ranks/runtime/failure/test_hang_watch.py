@@ -28,7 +28,7 @@ import cluster_ddp
 from cluster_ddp import processes
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.doctor.hang_autopsy import autopsy
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.failure import hang_watch, last_progress, stack_timer
 from cluster_ddp.runtime.failure.hang_answers import HangAnswers
 from cluster_ddp.runtime.failure.hang_verdict import Answer

@@ -18,9 +18,9 @@ import pytest
 from ranks import slurm_step
 from slowness import LIMIT_S, scaled
 
-from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import is_at
+from cluster_ddp.run import fence
+from cluster_ddp.run.files import is_at
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.failure import sick_nodes, stacks
@@ -103,7 +103,7 @@ def test_what_a_zombie_writes_does_not_count_and_its_next_write_ends_it(run_dir:
     said_soon(log := run_dir / "task-0.log", "step 3")
     with open(log, "rb") as orphan:
         before = content(run_dir)
-        fence.take_over(run_dir, env_of(1, run_dir), logs=[log])
+        fence.take_over(run_dir, "12", 1, logs=[log])
         assert content(run_dir) == {name: value for name, value in before.items() if name != ".lock"} | {
             ".start": b'{"job": "12", "start": 1}\n'
         }
@@ -174,7 +174,7 @@ def test_every_writer_is_refused_after_a_newer_start(
 ) -> None:
     for name in ("metrics.jsonl", "starts.jsonl", "stack-rank1.txt"):
         (run_dir / name).write_text("{}\n")
-    fence.take_over(run_dir, env_of(1, run_dir))
+    fence.take_over(run_dir, "12", 1)
     before = content(run_dir)
     for name, value in env_of(0, run_dir).items():
         monkeypatch.setenv(name, value)
@@ -228,13 +228,13 @@ def test_a_rank_that_is_held_up_amid_a_write_changes_nothing(
         monkeypatch.setenv(name, value)
     before, checks, refuse_older = content(run_dir), [], fence.refuse_older
 
-    def held_up(env: dict[str, str]) -> None:
+    def held_up(path: Path, job: str, start: int) -> None:
         checks.append("before")
         if (len(checks), when) == (check, "before"):
-            fence.take_over(run_dir, env_of(1, run_dir))
-        refuse_older(env)
+            fence.take_over(run_dir, "12", 1)
+        refuse_older(path, job, start)
         if (len(checks), when) == (check, "after"):
-            fence.take_over(run_dir, env_of(1, run_dir))
+            fence.take_over(run_dir, "12", 1)
 
     monkeypatch.setattr(fence, "refuse_older", held_up)
     with contextlib.suppress(RunDirError, FileNotFoundError):
@@ -248,7 +248,7 @@ def test_stacks_of_an_older_start_that_come_late_are_no_part_of_the_newer_ones(
 ) -> None:
     path = run_dir / "stack-rank1.txt"
     older = stacks.StackFile(path)
-    fence.take_over(run_dir, env_of(1, run_dir))
+    fence.take_over(run_dir, "12", 1)
     newer = stacks.StackFile(path)
     newer.write("the newer start's")
     before = path.read_bytes()
@@ -269,7 +269,7 @@ def test_records_of_an_older_start_are_refused_where_it_saves_nothing(
     older = MetricsFile(run_dir / "metrics.jsonl")
     older.append(b"{}\n")
     assert older.finish(scaled(10)) is None
-    fence.take_over(run_dir, env_of(1, run_dir))
+    fence.take_over(run_dir, "12", 1)
     older.append(b'{"late": 1}\n')
     with pytest.raises(RunDirError, match="a newer start of this job"):
         older.finish(scaled(10))
@@ -284,7 +284,7 @@ def test_the_run_directory_of_another_job_stays_as_it_is(run_dir: Path) -> None:
     (run_dir / "metrics.jsonl").write_text("{}\n")
     (log := run_dir / "task-0.log").write_text("x\n")
     held = {path: os.open(path, os.O_RDONLY) for path in run_dir.iterdir()}
-    fence.take_over(run_dir, env_of(1, run_dir), logs=[log])
+    fence.take_over(run_dir, "12", 1, logs=[log])
     assert {path.name: is_at(descriptor, path) for path, descriptor in held.items()} == {
         ".lock": True,
         "metrics.jsonl": True,
@@ -310,7 +310,7 @@ def test_a_file_in_a_new_place_keeps_its_mode_and_no_link_is_followed(run_dir: P
     (run_dir / "precious").write_text("mine\n")
     (run_dir / "metrics.jsonl").symlink_to("precious")
     os.mkfifo(run_dir / "usage-0.jsonl")
-    fence.take_over(run_dir, env_of(1, run_dir), logs=[run_dir / "missing"])
+    fence.take_over(run_dir, "12", 1, logs=[run_dir / "missing"])
     assert stat.S_IMODE((run_dir / "starts.jsonl").stat().st_mode) == 0o640
     assert (run_dir / "metrics.jsonl").is_symlink() and (run_dir / "precious").read_text() == "mine\n"
     assert (run_dir / "usage-0.jsonl").is_fifo()

@@ -28,7 +28,7 @@ from slowness import LIMIT_S, scaled
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.protocol import RECORDS_VERSION
+from cluster_ddp.run.names import RECORDS_VERSION
 from cluster_ddp.runtime.run_dir import background_writer, fenced_writes, metrics
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir

@@ -18,7 +18,7 @@ import pytest
 from slowness import LIMIT_S, scaled, stays
 from tracked import READERS, Values, truth
 
-from cluster_ddp.protocol import GLOBAL_STEP
+from cluster_ddp.run.names import GLOBAL_STEP
 from cluster_ddp.runtime.run_dir import tracker_thread
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile
 from cluster_ddp.runtime.run_dir.tracker_thread import Tracking

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent.job.restart.failures import Failed, History
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 
 ONE = Failed(1764000000.0, 0, "node2", 1, "ValueError: it's x", 7, "step-7.pt", True, 12.0, "restart", ("node9",))
 TWO = Failed(1764000100.0, 1, "", None, "", then="requeue")

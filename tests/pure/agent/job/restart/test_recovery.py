@@ -17,7 +17,7 @@ from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End, Failure, Outcome
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 
 __all__ = ["fake_slurm"]
 

@@ -17,7 +17,7 @@ from slowness import LIMIT_S, scaled
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job.restart.job_nodes import LOST
-from cluster_ddp.protocol import File
+from cluster_ddp.run.names import File
 
 ROOT = Path(__file__).parents[5]
 # As the real one with --kill-on-bad-exit: one that fails ends all.

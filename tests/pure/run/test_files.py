@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.files import atomic_write, make_dir, open_own, remove_leftovers
-from cluster_ddp.protocol import Env
+from cluster_ddp.run.files import atomic_write, make_dir, open_own, remove_leftovers
+from cluster_ddp.run.names import Env
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids="umask {:03o}".format, autouse=True)

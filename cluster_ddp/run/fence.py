@@ -24,14 +24,12 @@ import functools
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cluster_ddp.agent.rank_notes import read_regular
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import atomic_write, refresh, remove_leftovers, with_reserve
-from cluster_ddp.protocol import Env, File
-from cluster_ddp.slurm.variables import Variables
+from cluster_ddp.run.files import atomic_write, read_regular, refresh, remove_leftovers, with_reserve
+from cluster_ddp.run.names import File
 
 _IN_PLACE = (File.METRICS, File.STARTS, File.SICK_NODES, File.USAGE.format("*"), File.STACK.format("*"))
 _WITH_TEMPORARY_FILES = (File.CHECKPOINTS, f"{File.CHECKPOINTS}/*", File.TRACKERS)  # and the run directory itself
@@ -39,23 +37,22 @@ _BYTES = 4096
 _BLOCK_BYTES = 1 << 20
 
 
-def take_over(run_dir: Path, env: Mapping[str, str], *, logs: Iterable[Path] = ()) -> None:
+def take_over(run_dir: Path, job: str, start: int, *, logs: Iterable[Path] = ()) -> None:
     """Give the run directory to a start of the job. Call it before each start of the ranks.
 
     A run directory that another job has locked last stays as it is, but for `.start` and the logs.
 
     Args:
         run_dir: the run directory.
-        env: the environment of the start's ranks, with `Env.START`.
+        job: the job's label: 12, or 12_3 for an array task.
+        start: number of starts of its ranks before this one.
         logs: logs of tasks that may still be written to by lost nodes.
 
     Raises:
         OSError: a file can't be written, such as on a full disk. What an older start writes may count then.
     """
-    job = Variables(env).job_label()
-    start = {"job": job, "start": int(env[Env.START])}
     with atomic_write(run_dir / File.START, shared=False) as file:
-        file.write(json.dumps(start).encode() + b"\n")
+        file.write(json.dumps({"job": job, "start": start}).encode() + b"\n")
     if _is_of(run_dir / File.LOCK, job):
         (run_dir / File.LOCK).unlink(missing_ok=True)
         for folder in (run_dir, *_matching(run_dir, _WITH_TEMPORARY_FILES)):
@@ -70,24 +67,24 @@ def _matching(run_dir: Path, patterns: Iterable[str]) -> Iterator[Path]:
     return (path for pattern in patterns for path in run_dir.glob(pattern))
 
 
-def refuse_older(env: Mapping[str, str]) -> None:
+def refuse_older(run_dir: Path, job: str, start: int) -> None:
     """Refuse a write of a rank if the run directory belongs to a newer start of its job.
 
     Args:
-        env: an environment, such as os.environ; without `Env.RUN_DIR` and `Env.START` there, nothing is done.
+        run_dir: the run directory.
+        job, start: those of the rank, as in `take_over`.
 
     Raises:
         RunDirError: a newer start has taken it.
         OSError: the run directory can't be read.
     """
-    run_dir, own = env.get(Env.RUN_DIR), env.get(Env.START)
-    if not run_dir or not own:
-        return
-    newest = _newest(Path(run_dir), Variables(env).job_label())
-    if newest > int(own):
-        found = f"a newer start of this job has taken the run directory: start {newest}. This rank is of start {own}: "
+    newest = _newest(run_dir, job)
+    if newest > start:
+        found = f"a newer start of this job has taken the run directory: start {newest}. "
         hint = "nothing is to be done for this rank; the newer start resumes from the newest checkpoint"
-        raise RunDirError(f"Writing to the run directory {run_dir}:", f"{found}it ends.", hint)
+        raise RunDirError(
+            f"Writing to the run directory {run_dir}:", f"{found}This rank is of start {start}: it ends.", hint
+        )
 
 
 def _newest(run_dir: Path, job: str) -> int:

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent.rank_notes import read_regular
-from cluster_ddp.files import atomic_write
-from cluster_ddp.protocol import File
+from cluster_ddp.run.files import atomic_write, read_regular
+from cluster_ddp.run.names import File
 
 _NAMED = re.compile(r"(.+)-\d{8}-\d{6}-[0-9a-f]{6}(_\d+)?")
 _BYTES, _SPEC_BYTES = 4096, 8 << 20

@@ -1,0 +1,10 @@
+"""The run directory: the one package between all who write to it and all who read it.
+
+Standard library only, of Python 3.9 or later: a submission freezes it with the agent.
+
+names      environment variables, files, kinds of records: what a submission and the ranks of its job share
+files      writes and reads files and folders
+ownership  who else could have written a file or a folder
+job_file   which job has a run directory: job.json, and the link runs/NAME-ID
+fence      takes a run directory away from an older start of the job
+"""
