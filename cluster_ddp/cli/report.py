@@ -12,6 +12,7 @@ import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
@@ -66,8 +67,7 @@ def main(argv: Sequence[str]) -> int:
             page.write(arguments.html, found)
             print(f"Written: {arguments.html}")
         elif arguments.json:
-            objects = [{**dataclasses.asdict(one), "notes": notes(one)} for one in found]
-            print(to_json(objects, default=str, indent=2))
+            print(to_json([*map(_as_json, found)], default=str, indent=2))
         else:
             print("\n\n".join(_texts(found, arguments.jobs)))
     return 0
@@ -90,6 +90,11 @@ def _folder(arguments: argparse.Namespace) -> Path | None:
         return None
     hint = f"cluster-ddp report runs/ --since {shlex.quote(since)}"
     raise SpecError(f"Reporting {' '.join(words)} with --since:", "--since takes one folder of runs.", hint)
+
+
+def _as_json(found: Report) -> dict[str, Any]:
+    failures = [failed._asdict() for failed in found.failures]
+    return {**dataclasses.asdict(found), "failures": failures, "notes": notes(found)}
 
 
 def _texts(found: Sequence[Report], words: Sequence[str]) -> Iterator[str]:

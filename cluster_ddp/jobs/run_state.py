@@ -2,7 +2,6 @@
 
 metrics.jsonl   its last figures
 starts.jsonl    its starts and ends, as the training has noted them; outcome.json its job's end, as the job's agent has
-failures.jsonl  what has failed in the starts of the run's last job, and what followed; from the agent, too
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import re
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.run.files import json_lines, number, tail
-from cluster_ddp.run.names import ENDS, File, Record, Then
+from cluster_ddp.run.names import ENDS, File, Record
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024
@@ -34,62 +32,6 @@ _WORDS = {
     "accuracy": ("accuracy {:.2f} %", 100),
     "samples_per_s": ("{:,.0f} samples/s", 1),
 }
-_THEN = {Then.RESTART: "Restarted in the allocation", Then.REQUEUE: "Requeued"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """A start that has failed."""
-
-    time: float
-    """When, in seconds of UNIX time."""
-    node: str
-    """Where it failed first; empty if unknown."""
-    rank: int | None
-    """Which rank failed first; None if unknown, or a whole node."""
-    words: str
-    """Why; empty if unknown."""
-    lost_s: float | None
-    """Seconds of training that were lost; None if unknown."""
-    then: str
-    """What followed: one of `names.Then`."""
-    without: tuple[str, ...]
-    """Nodes that were left out from then on."""
-
-    @property
-    def when(self) -> str:
-        """When, in the local time of this machine."""
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
-
-    @property
-    def text(self) -> str:
-        """What failed and what followed, in words."""
-        where = f" on {self.node}" if self.node else ""
-        who = self.node or "Unknown rank" if self.rank is None else f"Rank {self.rank}{where}"
-        then = _THEN.get(self.then, "The job ended")
-        without = f", without {', '.join(self.without)}" if self.without else ""
-        lost = "" if self.lost_s is None else f" Lost: {self.lost_s:.0f} s."
-        return f"{who}: {self.words or 'no reason is known'}. {then}{without}.{lost}"
-
-
-def failures(run_dir: Path) -> list[Failure]:
-    """Return what has failed in a run's last job, in this order. Records without a time are left out."""
-    records = json_lines(run_dir / File.FAILURES)
-    return [_failure(one, at_s) for one in records if (at_s := number(one.get("time"))) is not None and at_s >= 0]
-
-
-def _failure(record: Mapping[str, Any], time_s: float) -> Failure:
-    rank, lost, without = record.get("rank"), number(record.get("lost_s")), record.get("without")
-    texts = {name: one if isinstance(one := record.get(name), str) else "" for name in ("node", "words", "then")}
-    return Failure(
-        time=float(time_s),
-        node=texts["node"],
-        rank=rank if type(rank) is int else None,
-        words=texts["words"].rstrip("."),
-        lost_s=None if lost is None or lost < 0 else float(lost),
-        then=texts["then"],
-        without=tuple(one for one in without if isinstance(one, str) and one) if isinstance(without, list) else (),
-    )
 
 
 def figures(run_dir: Path) -> dict[str, Any]:

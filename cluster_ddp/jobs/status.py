@@ -12,6 +12,7 @@ from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import find_runs, run_state
 from cluster_ddp.jobs.run_record import RunRecord
+from cluster_ddp.run import journal
 from cluster_ddp.run.files import problem, tail
 from cluster_ddp.run.names import RESTART, File, Then
 from cluster_ddp.slurm import reasons
@@ -123,7 +124,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         of_job = _of(status)
     else:
         of_job = {"state": run_state.how_ended(run_dir) or ("RUNNING" if is_locked else "unknown")}
-    restarts = sum(one.then == Then.RESTART for one in run_state.failures(run_dir))
+    restarts = sum(one.then == Then.RESTART for one in journal.failures(run_dir))
     failure = _failure(record, of_job["state"], restarts + (of_job.get("requeues") or 0))
     is_alive = of_job["state"] == "RUNNING" or is_locked  # by its records, one that still writes has ended
     return RunStatus(

@@ -284,15 +284,16 @@ def tail(path: Path, size: int = 100_000) -> str:
         return ""
 
 
-def each_json_line(path: Path, *, last_bytes: int = _LINES) -> Iterator[dict[str, Any]]:
+def each_json_line(path: Path, *, last_bytes: int = _LINES, follows: bool = True) -> Iterator[dict[str, Any]]:
     """Yield the objects in a file of JSON lines; none if it can't be read. Damaged or half written lines are left out.
 
     Args:
         path: of the file.
         last_bytes: read only so many bytes at its end.
+        follows: whether the file may be a symbolic link.
     """
     try:
-        file = open_regular(path)
+        file = open_regular(path, follows=follows)
     except OSError:
         return
     with file:

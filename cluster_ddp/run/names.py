@@ -106,10 +106,8 @@ class File:
     """With `--pack`: how often this task was started, and when last."""
     CANCEL: Final = "cancel"
     """With `--pack`: `cluster-ddp cancel` makes this file, and the task's agent ends the task."""
-    FAILURES: Final = "failures.jsonl"
-    """Each failure of a start of the job, and what followed: one record per line, see `agent.job.restart.failures`."""
-    ALLOCATIONS: Final = "allocations.jsonl"
-    """What the jobs of the run had, from when on: nodes and GPUs, starts of the ranks, the end. Never cut back."""
+    JOURNAL: Final = "job.jsonl"
+    """What the jobs of the run had, how the starts of their ranks ended, what followed: see `run.journal`."""
     CHAIN: Final = "chain.jsonl"
     """With `--chain`: the jobs of the chain, and how each ended: see `agent.chain_file`."""
     CANCELLED: Final = ".cancelled"
@@ -175,7 +173,7 @@ class Record:
 
 
 class Then:
-    """Values of `then` of the records in failures.jsonl: what followed a failed start."""
+    """Values of `then` of the ends in job.jsonl: what followed a failed start."""
 
     RESTART: Final = "restart"
     """The ranks started again in the allocation."""

@@ -35,13 +35,13 @@ from cluster_ddp.run.names import ASIDE, RESUME, File
 
 OF_A_JOB = (
     *(File.SPEC, File.JOB, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),
-    *(File.FAILURES, File.OUTCOME, File.CHAIN, File.CANCELLED, File.PACKED, File.CANCEL),
+    *(File.OUTCOME, File.CHAIN, File.CANCELLED, File.PACKED, File.CANCEL),
     *(File.FUNCTION, "*_submitted.pkl", "*_result.pkl"),
 )
 """Patterns of the files that one job in a run directory has: the next one has its own."""
 _NO_RESULTS = (
     *(*OF_A_JOB, "job-*", ".*", File.CODE),
-    *(File.RUN, File.STARTS, File.METRICS, File.USAGE.format("*"), File.TRACKERS, File.ALLOCATIONS),
+    *(File.RUN, File.STARTS, File.METRICS, File.USAGE.format("*"), File.TRACKERS, File.JOURNAL),
 )
 """Patterns of the files that nothing resumes from: records of what happened."""
 

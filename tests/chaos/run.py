@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from chaos import faults
 from chaos.goodput import HeldTime
 from chaos.training import SLOW_DISK
-from cluster_ddp.run.names import Env, File
+from cluster_ddp.run import journal
+from cluster_ddp.run.names import Env, File, Then
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.failure import sick_nodes
@@ -126,7 +127,6 @@ class Run:
         self._restarts_of_job, self._told, self.since_s = 0, 0, time.time()
         self.bad_node = self.left_behind = ""
         self._in_this_job = 0
-        (self.run_dir / File.FAILURES).unlink(missing_ok=True)
 
     def note_bad_node(self, node: str) -> bool:
         """Note a node as the doctor does; False on a full disk."""
@@ -221,8 +221,7 @@ class Run:
             self._told = len(self.output.read_text(errors="replace")) if self.output.exists() else 0
 
     def _restarts_in_job(self) -> int:
-        path = self.run_dir / File.FAILURES
-        return path.read_text().count('"then": "restart"') if path.exists() else 0
+        return sum(one.then == Then.RESTART for one in journal.failures(self.run_dir, str(self.job_id)))
 
     def ranks(self) -> list[faults.Rank]:
         """The ranks that run Python now."""

@@ -12,6 +12,8 @@ import pytest
 from cluster import Cluster, Place, records
 from tracked import READERS, truth
 
+from cluster_ddp.run import journal
+
 # Stopped in time in its first start, failed in its second, which starts again in its allocation. The ranks agree on a
 # stop in two exchanges, each at most as many steps after the one before as were made by then: told at step 10, at 40.
 TRAINING = """
@@ -85,12 +87,12 @@ def test_a_requeue_and_a_restart_are_told_with_their_cause_and_every_number_agre
 
 def costs_what_the_clock_says(cost: dict, run_dir: Path) -> None:
     """Two GPUs in two allocations: no longer than from the first to the last, and not all of it trained."""
-    noted = [json.loads(line) for line in (run_dir / "allocations.jsonl").read_text().splitlines()]
+    noted = [*journal.events(run_dir)]
     had_s, lost_s = 1800 * cost["gpu_hours"], 1800 * cost["lost_gpu_hours"]
-    (failed,) = (json.loads(line) for line in (run_dir / "failures.jsonl").read_text().splitlines())
-    assert [one["requeue"] for one in noted if one["kind"] == "start"] == [0, 1, 1]
+    (failed,) = journal.failures(run_dir)
+    assert [one["requeue"] for one in noted if one["event"] == "start"] == [0, 1, 1]
     assert had_s < noted[-1]["time"] - noted[0]["time"]
-    assert failed["lost_s"] - 0.5 < lost_s
+    assert failed.lost_s - 0.5 < lost_s
     assert abs(lost_s + 1800 * cost["kept_gpu_hours"] - had_s) < 0.1 and cost["energy_kwh"] is None
 
 

@@ -335,7 +335,7 @@ def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Pat
         ".start",
         "agent.pyz",
         "outcome.json",
-        "allocations.jsonl",
+        "job.jsonl",
         "spec.json",
         "job.json",
         "job.sbatch",

@@ -65,8 +65,8 @@ class LocalJob:
             RendezvousError: there is no free port.
         """
         processes.adopt_orphans()
-        history = History(self.folder, is_first=True, shared=self.options.share)
-        self._recovery = Recovery(self.options, self._env, history)
+        self._history = History(self.folder, self.label, is_first=True, shared=self.options.share)
+        self._recovery = Recovery(self.options, self._env, self._history)
         start = stops = 0
         while self._is_to_start_again(ended := self._start(start), start, stops):
             self._note(ended._replace(requeued=True))
@@ -74,6 +74,7 @@ class LocalJob:
             start += 1
         ended = ended._replace(state="FAILED") if ended.state == "STOPPED" else ended
         self._note(ended)
+        self._history.close()
         srun_step.clean_up(self.options, {**self._env, **self.added}, ended.status)
         job_log.show_how_to_resume(ended.status, self.added)
         if ended.state != "COMPLETED":
@@ -84,16 +85,17 @@ class LocalJob:
         outcome.write(self.folder, ended, shared=self.options.share)
 
     def _is_to_start_again(self, ended: Outcome, start: int, stops: int) -> bool:
-        if ended.state == "STOPPED" and not self._supervisor.has_killed:
-            return requeue.may_restart(stops, self.options.max_requeues)
-        if ended.state != "FAILED" or not self.options.restarts or ended.status == EXIT_STOPPED:  # it hides a stop
-            return False
-        processes.kill_all_below()
-        return self._recovery.after(ended, start, self._reports).then == Then.RESTART
+        if ended.state == "FAILED" and self.options.restarts and ended.status != EXIT_STOPPED:  # which hides a stop
+            processes.kill_all_below()
+            return self._recovery.after(ended, start, self._reports).then == Then.RESTART
+        self._history.end(start, ended.state, ended.time)
+        was_stopped = ended.state == "STOPPED" and not self._supervisor.has_killed
+        return was_stopped and requeue.may_restart(stops, self.options.max_requeues)
 
     def _start(self, start: int) -> Outcome:
         """One start. Returns how it ended."""
         ranks = self.size.world_size
+        self._history.begin(start)
         reports = self._reports = TaskReports(self.options.launcher, ranks, self.folder)
         shared = launch_env.common(self.options, self.folder)
         shared |= launch_env.on_this_machine(self.options, ranks, start)
@@ -142,7 +144,7 @@ class LocalJob:
         return min(self._warn_at - now, self._deadline - now, _LOOK_S) if not self._state else float("inf")
 
     def _judged(self, status: int, start: int, reports: TaskReports) -> Outcome:
-        ended = Outcome(str(os.getpid()), start, "COMPLETED", status)
+        ended = Outcome(self.label, start, "COMPLETED", status, time=round(time.time(), 3))
         if self._state:
             return ended._replace(state=self._state, status=143 if self._state == "CANCELLED" else 1)
         ended = reports.judge(ended)

@@ -34,7 +34,7 @@ class SlurmJob(JobSetup):
         if shutil.which("srun", path=self.env.get("PATH")) is None:
             hint = "after module purge, load Slurm's module again; or extend the PATH"
             raise SpecError("Starting the ranks of the job:", "srun is not on the PATH.", hint)
-        history = History(self.records, is_first=not self.requeues, shared=self.options.share)
+        history = History(self.records, self.label, is_first=not self.requeues, shared=self.options.share)
         if self.requeues:
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:

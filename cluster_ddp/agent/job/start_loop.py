@@ -94,7 +94,7 @@ class Starts:
         job, began_s = self._job, self._began_s or time.time()
         nodes = len(self.recovery.nodes.allocated) or job.size.nodes + job.options.spare_nodes
         has = {"nodes": nodes, "training": training, "gpus": job.size.gpus_per_node, "time": began_s}
-        self._history.note("start", job=job.label, requeue=job.requeues, start=self.number, **has)
+        self._history.begin(self.number, requeue=job.requeues, **has)
         self._began_s = None
 
     def _prepare(self, silent: Sequence[str]) -> None:
@@ -125,9 +125,9 @@ class Starts:
 
     def _judge(self) -> Outcome:
         """Say how a start has ended."""
-        ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status))
+        now_s = round(time.time(), 3)
+        ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status, time=now_s))
         ended = ended._replace(lost_nodes=self.recovery.lost(self._reports) or ended.lost_nodes)
-        self._history.note("end", state=ended.state, saved=self._history.saved_s)
         if self._limits is not None:
             ended = self._limits.judged(ended)
         job_log.show(ended, self._reports.log_of(ended.first), self._job.env)
@@ -143,6 +143,8 @@ class Starts:
         follows = Verdict(Then.END)
         if ended.state == "FAILED" and not self._is_over():
             follows = self.recovery.after(ended, self.number, self._reports)
+        else:
+            self._history.end(self.number, ended.state, ended.time)
         self._left_logs = self._reports.logs_of_gone()
         training = self.recovery.nodes.training
         self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and training == self._on.nodes

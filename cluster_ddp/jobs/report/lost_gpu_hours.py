@@ -1,6 +1,6 @@
 """The GPU hours of a run, over all its jobs, requeues and restarts, and what was lost of them.
 
-allocations.jsonl says how many nodes its jobs had, from when on, and when their ranks started and ended. starts.jsonl
+job.jsonl says how many nodes its jobs had, from when on, and when their ranks started and ended. starts.jsonl
 says when the training itself began in these starts.
 """
 
@@ -17,7 +17,9 @@ from typing import Any
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.training_stats import Start, Training
 from cluster_ddp.jobs.status import RunStatus
+from cluster_ddp.run import journal
 from cluster_ddp.run.files import is_count, json_lines, number
+from cluster_ddp.run.journal import Event
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import FINAL_STATES, elapsed_s
 
@@ -114,19 +116,17 @@ def read(status: RunStatus, training: Training) -> tuple[float | None, float | N
 
 def training_nodes(run_dir: Path) -> dict[usage.StartOf, int]:
     """Return on how many nodes each start trained, of those that were noted."""
-    notes = [one for one in json_lines(run_dir / File.ALLOCATIONS) if one.get("kind") == "start"]
+    notes = [one for one in journal.events(run_dir) if one.get("event") == Event.START]
     known = {(str(one.get("job")), number(one.get("start"))): one.get("training") for one in notes}
     return {start: nodes for start, nodes in known.items() if type(nodes) is int}
 
 
 def _allocations(run_dir: Path) -> list[_Allocation]:
     found: list[_Allocation] = []
-    for record in json_lines(run_dir / File.ALLOCATIONS):
-        kind, at = record.get("kind"), number(record.get("time"))
-        if at is None:
-            continue
+    for record in journal.events(run_dir):
+        event, at = record.get("event"), record["time"]
         one = found[-1] if found and found[-1].over is None else None
-        if kind == "start" and is_count(record.get("nodes")) and is_count(record.get("training")):
+        if event == Event.START and is_count(record.get("nodes")) and is_count(record.get("training")):
             key, gpus = (record.get("job"), record.get("requeue")), record.get("gpus")
             if one is None or one.key != key:
                 at = max(at, (found[-1].over or at) if found else at)  # a batch script may launch several times
@@ -135,11 +135,11 @@ def _allocations(run_dir: Path) -> list[_Allocation]:
             one.starts.append(_Ranks(since=at))
             one.add(at, record["nodes"], record["training"])
         elif one is not None:
-            if kind == "nodes" and is_count(record.get("nodes")):
+            if event == Event.NODES and is_count(record.get("nodes")):
                 one.add(at, record["nodes"], one.had[-1][2])
-            if kind in ("end", "over") and (start := one.starts[-1]).until is None:
+            if event in (Event.END, Event.OVER) and (start := one.starts[-1]).until is None:
                 start.until, start.state, start.saved = at, record.get("state"), number(record.get("saved")) or 0.0
-            if kind == "over":
+            if event == Event.OVER:
                 one.over = max(at, one.since)
     return found
 

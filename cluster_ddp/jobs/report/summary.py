@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import SpecError, counted, hours
-from cluster_ddp.jobs import run_state
 from cluster_ddp.jobs.report import cost, training_stats, usage
 from cluster_ddp.jobs.report.cost import Cost
 from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
-from cluster_ddp.jobs.run_state import Failure
 from cluster_ddp.jobs.status import RunStatus
+from cluster_ddp.run import journal
 from cluster_ddp.run.files import is_count, read_json
+from cluster_ddp.run.journal import Failed
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.validation import mebibytes, seconds
@@ -40,7 +40,7 @@ class Report:
     """Where the time of its steps went, and its starts."""
     nodes: list[NodeUse] = field(default_factory=list)
     """How the nodes were used."""
-    failures: Sequence[Failure] = ()
+    failures: Sequence[Failed] = ()
     """What has failed, in the last job of the run."""
     cost: Cost = field(default_factory=Cost)
     """What it has cost."""
@@ -136,7 +136,7 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
     return Report(
         status=status,
         asked=_asked(run_dir),
-        failures=run_state.failures(run_dir),
+        failures=journal.failures(run_dir),
         cost=cost.of(status, training, nodes),
         training=training,
         nodes=nodes,

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.training_stats import Start
-from cluster_ddp.jobs.run_state import Failure
 from cluster_ddp.run.files import each_json_line, number
+from cluster_ddp.run.journal import Failed
 from cluster_ddp.run.names import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
 
 POINTS = 1000
@@ -168,7 +168,7 @@ def mean(curves: Iterable[Curve]) -> Curve:
     return found
 
 
-def timeline(curves: Curves, starts: Sequence[Start], failures: Sequence[Failure]) -> list[dict[str, Any]]:
+def timeline(curves: Curves, starts: Sequence[Start], failures: Sequence[Failed]) -> list[dict[str, Any]]:
     """Return the stretches of time of a run that was started again: training, what was done again, waiting; failures.
 
     Each has a kind, a title, and x and width in per cent of the whole; none without two starts.

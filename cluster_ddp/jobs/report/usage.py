@@ -106,7 +106,7 @@ def read(run_dir: Path) -> list[NodeUse]:
     return [_node(name, of_node) for name, of_node in of_nodes.items()]
 
 
-def records(run_dir: Path, **limit: int) -> Iterable[dict[str, Any]]:
+def records(run_dir: Path, **limit: Any) -> Iterable[dict[str, Any]]:
     """Yield the samples of all nodes, one node after the other. Damaged lines are left out."""
     for path in sorted(run_dir.glob(File.USAGE.format("*")), key=lambda path: (len(path.name), path.name)):
         yield from filter(_is_whole, each_json_line(path, **limit))

@@ -27,17 +27,17 @@ from cluster_ddp.jobs.find_runs import of_run
 __all__ = ["fake_slurm"]
 
 FILES = ("spec.json", "run.json", "metrics.jsonl", "starts.jsonl", "usage-0.jsonl", "job.log", "task-0.log")
-FILES += ("hang.txt", "stack-rank0.txt", ".progress", ".lock", "outcome.json", "failures.jsonl")
+FILES += ("hang.txt", "stack-rank0.txt", ".progress", ".lock", "outcome.json", "job.jsonl")
 ANSWER = {"rank": 0, "host": "n1", "pid": 7, "where": "t.py:3", "doing": "loop", "operation": "all_reduce", "number": 1}
 FIRST = {"rank": 0, "host": "n1", "status": 1, "words": "E"}
 ENDED = {"version": 1, "job": "13", "restart": 0, "state": "FAILED", "status": 1, "first": FIRST, "lost_nodes": ["n2"]}
 ENDED |= {"requeued": False, "time": 2.0}
 FAILED = {"time": BEGAN_S + 9.0, "start": 0, "node": "n1", "rank": 0, "words": "E", "lost_s": 3.0, "then": "restart"}
-FAILED |= {"without": ["n1"]}
+FAILED |= {"event": "end", "job": "13", "without": ["n1"]}
 HAD = [
-    {"kind": "start", "time": BEGAN_S, "job": "13", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 2},
-    {"kind": "end", "time": BEGAN_S + 9, "state": "FAILED", "saved": None},
-    {"kind": "nodes", "time": BEGAN_S + 9, "nodes": 2},
+    {"event": "start", "time": BEGAN_S, "job": "13", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 2},
+    {"event": "end", "time": BEGAN_S + 9, "state": "FAILED", "saved": None},
+    {"event": "nodes", "time": BEGAN_S + 9, "nodes": 2},
 ]
 
 
@@ -88,8 +88,7 @@ def full_run(folder: Path) -> Path:
     (run_dir / "task-0.log").write_text("loss 3\n")
     (run_dir / "stack-rank0.txt").write_text(json.dumps(ANSWER) + "\n")
     (run_dir / "outcome.json").write_text(json.dumps(ENDED))
-    write_lines(run_dir / "failures.jsonl", [FAILED, FAILED])
-    write_lines(run_dir / "allocations.jsonl", HAD)
+    write_lines(run_dir / "job.jsonl", [*HAD, FAILED, FAILED])
     return run_dir
 
 
@@ -178,15 +177,13 @@ def test_no_verb_fails_of_objects_that_are_others(runs: Path, capsys: pytest.Cap
     assert "\x1b" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "starts.jsonl", "usage-0.jsonl", "failures.jsonl", "allocations.jsonl"]
-)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl", "usage-0.jsonl", "job.jsonl"])
 def test_no_verb_fails_of_records_that_are_others(runs: Path, name: str) -> None:
     """Each kind of record, with each of its fields replaced by each of VALUES, between two good ones."""
     for whole in (False, True):
         run_dir = full_run(runs / f"run-{whole}")
         lines = (run_dir / name).read_text().splitlines()
-        kinds = {one.get("kind"): one for one in map(json.loads, lines)}
+        kinds = {one.get("kind", one.get("event")): one for one in map(json.loads, lines)}
         changed = [json.dumps(value) for kind in kinds.values() for value in mutations(kind)]
         (run_dir / name).write_text("\n".join([*(lines if whole else ()), *changed, lines[-1]]) + "\n")
     every_verb(runs)

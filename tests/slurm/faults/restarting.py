@@ -14,8 +14,9 @@ from paced_run import PACED, TRAINING, Run
 from slowness import wait_until
 
 from cluster_ddp import processes
-from cluster_ddp.agent.job.restart.failures import Failed
-from cluster_ddp.run.names import Env, File
+from cluster_ddp.run import journal
+from cluster_ddp.run.journal import Failed
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.job_status import JobStatus
 
@@ -36,10 +37,8 @@ class Job(Run):
         return self.status()
 
     def failures(self) -> list[Failed]:
-        """Those in failures.jsonl."""
-        path = self.path / File.FAILURES
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [Failed(**json.loads(line)) for line in lines]
+        """Those of the run's last job."""
+        return journal.failures(self.path)
 
     def wait_for_failures(self, count: int) -> Failed:
         """Wait until a start has failed so often; returns the last failure."""

@@ -188,9 +188,9 @@ def test_faults_in_one_allocation(place: Place, uninterrupted: list[dict]) -> No
         said = job.completed(restarts=0)
     kept = [(one.node, one.words, one.without) for one in job.failures()]
     assert kept == [
-        ("node1", KILLED, []),
-        ("node1", KILLED, ["node1"]),
-        ("node2", "the node does not answer", ["node2"]),
+        ("node1", KILLED, ()),
+        ("node1", KILLED, ("node1",)),
+        ("node2", "the node does not answer", ("node2",)),
     ], said
     assert (cut.node, job.nodes(), job.nodes_asked_for()) == ("node2", ["node3", "node4"], 3)
     assert job.metrics() == uninterrupted

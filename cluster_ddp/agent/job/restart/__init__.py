@@ -1,7 +1,7 @@
 """What follows a failure, or a stop in time: whether, where and with which nodes the ranks are started again.
 
 recovery     after a failed start: the nodes at fault, what follows, lost nodes given back
-failures     the failures so far: failures.jsonl; what follows, by these and the nodes that are left
+failures     the failures so far; what follows, by these and the nodes that are left
 job_nodes    which nodes train, what is known of the spares, and the step that waits on them
 requeue      Slurm starts the job again, under its own id
 """

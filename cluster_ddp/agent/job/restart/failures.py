@@ -1,18 +1,8 @@
-"""The failures of a job, and what follows one: the ranks start again in the allocation, a requeue, or the end.
-
-failures.jsonl says how each failed start ended, and what followed. The job's agent writes it.
-
-{"time": 1764000000.0, "start": 2, "node": "node2", "rank": 1, "words": "killed by SIGKILL", "step": null,
- "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": [],
- "suspended": false}
-
-It also writes allocations.jsonl: what the jobs of a run have had of the cluster.
-"""
+"""The failures of a job, and what follows one: the ranks start again in the allocation, a requeue, or the end."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,60 +11,31 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
-from cluster_ddp.run.files import append_record, open_own
+from cluster_ddp.run import journal
+from cluster_ddp.run.files import open_own
+from cluster_ddp.run.journal import NO_CHECKPOINT, Event, Failed
 from cluster_ddp.run.names import File, Then
-
-NO_CHECKPOINT = "none"
 
 _LARGEST_FILE = 1 << 20
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
 
 
-class Failed(NamedTuple):
-    """How one start of the ranks failed, and what followed."""
-
-    time: float
-    """When, in seconds of UNIX time."""
-    start: int
-    """Number of starts before it, in this job: restarts and requeues."""
-    node: str
-    """Where it failed first; empty if unknown."""
-    rank: int | None
-    """Which rank failed first; None if it was the parent of several, or a whole node."""
-    words: str
-    """Why, in one line; empty if only the status is known."""
-    step: int | None = None
-    """Step of the training at which an exception was raised; None if unknown."""
-    checkpoint: str = NO_CHECKPOINT
-    """Name of the newest checkpoint; "none" without one; empty if unknown, as without a run directory."""
-    on_all_ranks: bool = False
-    """Whether all ranks failed with these words."""
-    lost_s: float | None = None
-    """Seconds of the training that have to be done again: since the newest checkpoint, or the start."""
-    then: str = Then.END
-    """What followed: one of `Then`."""
-    without: tuple[str, ...] = ()
-    """Nodes that were left out from then on."""
-    suspended: bool = False
-    """Whether the job had been suspended just before, for minutes: ranks that wait for each other then time out."""
-
-
 class History:
-    """The failures of a job so far, and what its ranks have noted in the run directory. Nothing is raised.
+    """What the job's agent notes of a job, its failures so far, and what its ranks have noted. Nothing is raised.
 
     Args:
         run_dir: the run directory; None if there is none: then only this process knows the failures.
+        job: the job's label: 12, or 12_3 for an array task.
         is_first: whether Slurm starts the job for the first time: then those of an earlier job are forgotten.
         shared: whether the group may read the file.
     """
 
-    def __init__(self, run_dir: Path | None, *, is_first: bool, shared: bool = False) -> None:
-        self._run_dir, self._shared, self._has_begun = run_dir, shared, False
+    def __init__(self, run_dir: Path | None, job: str, *, is_first: bool, shared: bool = False) -> None:
+        self._run_dir, self._job, self._shared, self._has_begun = run_dir, job, shared, False
         if run_dir is not None and is_first:
-            for name in (File.SICK_NODES, File.FAILURES):
-                with contextlib.suppress(OSError):
-                    (run_dir / name).unlink()
-        self.failures = [one for one in map(_parsed, self._lines(File.FAILURES)) if one is not None]
+            with contextlib.suppress(OSError):
+                (run_dir / File.SICK_NODES).unlink()
+        self.failures = [] if run_dir is None or is_first else journal.failures(run_dir, job)
         self._sick_before = len(self._lines(File.SICK_NODES))
 
     @property
@@ -82,20 +43,33 @@ class History:
         """How often the ranks were started again in an allocation."""
         return sum(one.then == Then.RESTART for one in self.failures)
 
-    def add(self, failed: Failed) -> bool:
-        """Add a failure. Returns whether the job will know it after a requeue."""
-        self.failures.append(failed)
-        return self._append(File.FAILURES, failed._asdict())
+    def begin(self, start: int, **has: Any) -> None:
+        """Note a start of the ranks, and what the job has of the cluster: from now on, or from its `time` on."""
+        self._has_begun = True
+        self._note(Event.START, start=start, **has)
 
-    def note(self, kind: str, **values: Any) -> None:
-        """Append a record to allocations.jsonl: what the job has of the cluster from now on, or from its `time` on."""
-        self._has_begun = self._has_begun or kind == "start"
-        self._append(File.ALLOCATIONS, {"kind": kind, "time": round(time.time(), 3), **values})
+    def note_nodes(self, count: int) -> None:
+        """Note how many nodes the job has from now on."""
+        self._note(Event.NODES, nodes=count)
+
+    def end(self, start: int, state: str, ended_s: float) -> None:
+        """Note how a start has ended, and when: seconds of UNIX time."""
+        self._note(Event.END, start=start, state=state, time=ended_s, saved=self.saved_s)
+
+    def add(self, failed: Failed, state: str = "FAILED") -> bool:
+        """Add the failure of a start, which has ended. Returns whether the job will know it after a requeue."""
+        self.failures.append(failed)
+        return self._note(Event.END, state=state, saved=self.saved_s, **failed._asdict())
 
     def close(self) -> None:
         """Note that the job has nothing from now on; without a start before, the end would be that of another job."""
         if self._has_begun:
-            self.note("over", saved=self.saved_s)
+            self._note(Event.OVER, saved=self.saved_s)
+
+    def _note(self, event: str, **values: Any) -> bool:
+        return self._run_dir is not None and journal.append(
+            self._run_dir, event, shared=self._shared, job=self._job, **values
+        )
 
     @property
     def saved_s(self) -> float | None:
@@ -123,10 +97,6 @@ class History:
         new, self._sick_before = lines[self._sick_before :], len(lines)
         return {node: fault for node, _, fault in (line.partition(" ") for line in new) if node}
 
-    def _append(self, name: str, record: Mapping[str, Any]) -> bool:
-        """Append a line to a file of the run directory. Returns whether it is there: the disk may be full."""
-        return self._run_dir is not None and append_record(self._run_dir / name, record, shared=self._shared)
-
     def _lines(self, name: str) -> list[str]:
         """The lines of a file of the run directory; none if it can't be read, or is a symbolic link."""
         if self._run_dir is None:
@@ -137,14 +107,6 @@ class History:
         except OSError:
             return []
         return text.removesuffix("\n").split("\n") if text else []
-
-
-def _parsed(line: str) -> Failed | None:
-    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):  # cut off, or by another version
-        found: dict[str, Any] = json.loads(line)
-        known = {name: found[name] for name in Failed._fields if name in found}
-        return Failed(**{**known, "without": tuple(found.get("without", ()))})
-    return None
 
 
 class Verdict(NamedTuple):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster_ddp.agent import first_failure, launch_env, outcome
 from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.job.restart import failures, job_nodes
-from cluster_ddp.agent.job.restart.failures import NO_CHECKPOINT, Failed, History, Verdict
+from cluster_ddp.agent.job.restart.failures import History, Verdict
 from cluster_ddp.agent.job.restart.job_nodes import BEFORE, LOST, UNKNOWN, Nodes, Reason
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Failure, Outcome
 from cluster_ddp.errors import counted
+from cluster_ddp.run.journal import NO_CHECKPOINT, Failed
 from cluster_ddp.run.names import Then
 from cluster_ddp.slurm.variables import Variables
 
@@ -49,6 +49,8 @@ class Recovery:
         if self._options.restarts:
             found = self._noted(found, now)
             self._say(found, now)
+        else:
+            self._history.end(start, ended.state, ended.time)
         if found.nodes is not None:
             self.nodes = found.nodes
         return found
@@ -80,7 +82,7 @@ class Recovery:
             )
         else:
             self.nodes = left
-            self._history.note("nodes", nodes=len(left.allocated))
+            self._history.note_nodes(len(left.allocated))
 
     def left_behind(self, found: Verdict) -> dict[str, str]:
         """Return which nodes a requeue is to exclude -> why. `found` is what follows the last start."""
@@ -131,7 +133,7 @@ class Recovery:
         step = None if end is None else end.step
         lost_s = None if lost_s is None else round(lost_s, 1)
         known = (node, rank, words, step, checkpoint, everywhere, lost_s)
-        return Failed(round(time.time(), 3), start, *known, suspended=reports.is_just_resumed)
+        return Failed(ended.time, start, *known, suspended=reports.is_just_resumed)
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""

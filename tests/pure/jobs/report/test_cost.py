@@ -20,13 +20,13 @@ from cluster_ddp.jobs.status import RunStatus
 # Two nodes with four GPUs each train, and a third one is spare. node1 is lost at 2000 s, and given back; the spare
 # takes its place. At 3000 s the batch host dies without a word: node2's last sample is from then. The job is requeued.
 ALLOCATIONS = (
-    {"kind": "start", "time": 1000, "job": "12", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 4},
-    {"kind": "end", "time": 2000, "state": "FAILED", "saved": 1700},
-    {"kind": "nodes", "time": 2005, "nodes": 2},
-    {"kind": "start", "time": 2010, "job": "12", "requeue": 0, "start": 1, "nodes": 2, "training": 2, "gpus": 4},
-    {"kind": "start", "time": 5000, "job": "12", "requeue": 1, "start": 2, "nodes": 3, "training": 2, "gpus": 4},
-    {"kind": "end", "time": 6100, "state": "COMPLETED", "saved": 6090},
-    {"kind": "over", "time": 6110, "saved": 6090},
+    {"event": "start", "time": 1000, "job": "12", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 4},
+    {"event": "end", "time": 2000, "state": "FAILED", "saved": 1700},
+    {"event": "nodes", "time": 2005, "nodes": 2},
+    {"event": "start", "time": 2010, "job": "12", "requeue": 0, "start": 1, "nodes": 2, "training": 2, "gpus": 4},
+    {"event": "start", "time": 5000, "job": "12", "requeue": 1, "start": 2, "nodes": 3, "training": 2, "gpus": 4},
+    {"event": "end", "time": 6100, "state": "COMPLETED", "saved": 6090},
+    {"event": "over", "time": 6110, "saved": 6090},
 )
 # `lost_s` of the second one counts to when it was last seen; the agent, which saw it fail, knows better.
 STARTS = (
@@ -61,7 +61,7 @@ def make(
     steps: Sequence[Mapping[str, Any]] = (STEPS, STEPS),
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "allocations.jsonl", [*allocations])
+    write_lines(folder / "job.jsonl", [*allocations])
     write_lines(folder / "starts.jsonl", [*starts])
     write_lines(folder / "metrics.jsonl", [*steps])
     write_lines(folder / "usage-0.jsonl", [sample(2990), sample(3000)])

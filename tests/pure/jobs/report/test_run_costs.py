@@ -31,10 +31,13 @@ def make(runs: Path, job: int, day: str, *, gpus: int | None = 4, joules: float 
     run_dir.mkdir(parents=True)
     spec = {"name": "fit", "nodes": 1, "gpus_per_node": 4, "gpus_per_task": 1}
     (run_dir / "spec.json").write_text(json.dumps({"spec": spec, "job": str(job), "submitted": began}))
-    start = {"kind": "start", "job": str(job), "requeue": 0, "start": 0, "nodes": 1, "training": 1, "gpus": gpus}
-    end = {"kind": "end", "time": began + 7200, "state": "COMPLETED"}
-    write_lines(run_dir / "allocations.jsonl", [{**start, "time": began}, end, {**end, "kind": "over"}])
-    write_lines(run_dir / "starts.jsonl", [{**start, "time": began + 1800, "restart": 0, "step": 0, "ranks": 4}])
+    start = {"event": "start", "job": str(job), "requeue": 0, "start": 0, "nodes": 1, "training": 1, "gpus": gpus}
+    end = {"event": "end", "time": began + 7200, "state": "COMPLETED"}
+    write_lines(run_dir / "job.jsonl", [{**start, "time": began}, end, {**end, "event": "over"}])
+    write_lines(
+        run_dir / "starts.jsonl",
+        [{**start, "kind": "start", "time": began + 1800, "restart": 0, "step": 0, "ranks": 4}],
+    )
     write_lines(
         run_dir / "metrics.jsonl", [{"kind": "steps", "steps": 900, "step_s": 1, "checkpoint_s": 0.2}, {"kind": "done"}]
     )

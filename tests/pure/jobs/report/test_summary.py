@@ -202,7 +202,7 @@ FAILURES = (
 def test_spare_nodes_and_what_a_run_has_cost(tmp_path: Path) -> None:
     status = run(tmp_path, sample(gpus=[GPU | {"energy_j": 1.8e6}]), asked={"spare_nodes": 1, "restarts": 1})
     had = {"time": 1000, "job": "12", "requeue": 0, "start": 0, "nodes": 2, "training": 1, "gpus": 2}
-    write_lines(tmp_path / "allocations.jsonl", [{"kind": "start", **had}, {"kind": "over", "time": 4600}])
+    write_lines(tmp_path / "job.jsonl", [{"event": "start", **had}, {"event": "over", "time": 4600}])
     found = report(status)
     text = as_text(found)
     assert "\n  Spare: 1 of 3 nodes\n" in text
@@ -213,8 +213,8 @@ def test_spare_nodes_and_what_a_run_has_cost(tmp_path: Path) -> None:
 
 def test_what_failed_and_what_it_cost(tmp_path: Path) -> None:
     status = dataclasses.replace(run(tmp_path, requeues=1), restarts=2)
-    lines = [json.dumps({"time": 1000.0 * at, **one}) for at, one in enumerate(FAILURES)]
-    (tmp_path / "failures.jsonl").write_text("\n".join(lines))
+    lines = [json.dumps({"event": "end", "time": 1000.0 * at, **one}) for at, one in enumerate(FAILURES)]
+    (tmp_path / "job.jsonl").write_text("\n".join(lines))
     text = as_text(report(status))
     assert "\n  Time: 00:30:00 of 0-01:00:00, 2 restarts, 1 requeue\n" in text
     failures = text.partition("  Failures, 0:01:12 of training lost:\n")[2].splitlines()[:4]

@@ -119,7 +119,7 @@ def test_a_command_runs_once_per_gpu() -> None:
     assert "==> task-1.log <==\n1 1 2" in job.logs()
     left = {path.name for path in job.run_dir.iterdir()}
     logs = {"job.log", "task-0.log", "task-1.log"}
-    assert left == {"agent.pyz", "job.json", "job.sh", "outcome.json", "spec.json", *logs}
+    assert left == {"agent.pyz", "job.json", "job.jsonl", "job.sh", "outcome.json", "spec.json", *logs}
 
 
 def test_every_argument_arrives_as_it_was() -> None:

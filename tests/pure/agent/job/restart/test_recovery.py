@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent.job.restart.failures import Failed, History, Verdict
+from cluster_ddp.agent.job.restart.failures import History, Verdict
 from cluster_ddp.agent.job.restart.job_nodes import LOST, Nodes, Reason
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End, Failure, Outcome
+from cluster_ddp.run import journal
+from cluster_ddp.run.journal import Failed
 from cluster_ddp.run.names import File
 
 __all__ = ["fake_slurm"]
@@ -48,7 +50,7 @@ class Job:
         range_: str | None = None,
     ) -> Recovery:
         self.slurm.command("sinfo", self.others)
-        history = History(self.run_dir if run_dir else None, is_first=not requeues)
+        history = History(self.run_dir if run_dir else None, "12", is_first=not requeues)
         job = {"SLURM_JOB_ID": "71", "SLURM_JOB_PARTITION": "gpu", "SLURM_RESTART_COUNT": str(requeues)}
         asked = Options(restarts=restarts, nodes=range_)
         recovery = Recovery(asked, {**os.environ, **job}, history, nodes, slurmd_port)
@@ -61,7 +63,7 @@ class Job:
 
     def noted(self) -> Failed:
         """The last failure, as the next start of the job finds it."""
-        return History(self.run_dir, is_first=False).failures[-1]
+        return History(self.run_dir, "12", is_first=False).failures[-1]
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_a_rank_that_has_waited_for_others_is_not_where_it_failed(job: Job, capf
 
 def test_without_restarts_nothing_is_said_or_noted(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     assert job.recovery(restarts=0).after(ended(), 0, SILENT).then == "end"
-    assert capfd.readouterr().err == "" and not (job.run_dir / File.FAILURES).exists()
+    assert capfd.readouterr().err == "" and journal.failures(job.run_dir) == []
 
 
 def test_the_end_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +199,7 @@ def test_where_slurm_makes_no_step_the_job_is_requeued(job: Job) -> None:
 
 def test_what_was_left_out_stays_so_after_a_requeue(job: Job) -> None:
     """If the job has got the node once more, and has enough others."""
-    History(job.run_dir, is_first=True).add(Failed(0.0, 0, "n1", 0, "x", then="requeue", without=("n1",)))
+    History(job.run_dir, "12", is_first=True).add(Failed(0.0, 0, "n1", 0, "x", then="requeue", without=("n1",)))
     again = job.recovery(requeues=1)
     assert again.nodes.training == ("n2", "n3")
     few = Nodes(("n1", "n2"), ("n1", "n2"))
@@ -221,7 +223,7 @@ def test_failures_that_cannot_be_counted_are_at_most_the_restarts(
     job: Job, requeues: int, then: str, run_dir: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Else a job that fails each time would be requeued for ever."""
-    (job.run_dir / File.FAILURES).mkdir()
+    (job.run_dir / File.JOURNAL).mkdir()
     recovery = job.recovery(restarts=2, nodes=Nodes(("n1", "n2"), ("n1", "n2")), requeues=requeues, run_dir=run_dir)
     assert recovery.after(ended(lost_nodes=("n2",)), requeues, SILENT).then == then
     assert ("error: " in capfd.readouterr().err) is (then == "end")

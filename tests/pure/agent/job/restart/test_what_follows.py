@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from cluster_ddp.agent.job.restart import failures, job_nodes
-from cluster_ddp.agent.job.restart.failures import Failed
 from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
+from cluster_ddp.run.journal import Failed
 
 TWO = Nodes(("n1", "n2"), ("n1", "n2"))
 SPARE = Nodes(("n1", "n2", "n3"), ("n1", "n2"))

@@ -243,8 +243,10 @@ def test_nodes_at_fault_are_left_out_after_a_stop_in_time_too(job: Job, restarts
 def test_starts_are_counted_on_after_a_requeue(job: Job) -> None:
     """A stop in time has its own budget."""
     job.run_dir.mkdir()
-    lines = '{"time": 1, "start": 0, "node": "a", "rank": 0, "words": "", "then": "restart"}\n'
-    (job.run_dir / File.FAILURES).write_text(lines)
+    end = (
+        '{"event": "end", "time": 1, "job": "7", "start": 0, "node": "a", "rank": 0, "words": "", "then": "restart"}\n'
+    )
+    (job.run_dir / File.JOURNAL).write_text(end)
     options = ("--restarts=9", "--max-requeues=1")
     status, said = job.run('echo "start $CLUSTER_DDP_START" >&2; exit 75', *options, SLURM_RESTART_COUNT="1")
     assert said[0] == "Restart 2 of job 7."
