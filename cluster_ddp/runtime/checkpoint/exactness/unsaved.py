@@ -161,7 +161,8 @@ class Unsaved:
             self._say(step, f"a {type(one).__name__.lower()} is read that is not the Checkpointer's.", _OF_SHARD)
         if any(shard.seen_in_pass < shard.seen for shard in self._shards) and _is_numbered(self._shards):
             found = "this epoch began before the resume, and enumerate counts its batches from 0 again."
-            self._say(step, found, _OF_NUMBERS, lost="A schedule by these numbers differs from that without a stop.")
+            lost = "If the training depends on them, it differs from one without a stop."
+            self._say(step, found, _OF_NUMBERS, lost=lost, level=logging.WARNING)
         if not self._buffers:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
@@ -232,11 +233,17 @@ class Unsaved:
         return found
 
     def _say(
-        self, step: int, found: str, hint: str, *, lost: str = "No checkpoint has that: a resume begins without it."
+        self,
+        step: int,
+        found: str,
+        hint: str,
+        *,
+        lost: str = "No checkpoint has that: a resume begins without it.",
+        level: int = logging.ERROR,
     ) -> None:
         if found not in self._told:
             self._told.add(found)
-            log.error("%s\nTraining continues.", CheckpointError(f"Saving step {step}:", f"{found} {lost}", hint))
+            log.log(level, "%s\nTraining continues.", CheckpointError(f"Saving step {step}:", f"{found} {lost}", hint))
 
 
 def _objects_of(*wanted: type) -> list[Any]:
