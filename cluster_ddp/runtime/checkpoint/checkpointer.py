@@ -205,8 +205,9 @@ class Checkpointer:
     def step(self) -> None:
         """Save if a save is due, and stop if the job is told to. Call it on every rank after each optimizer step.
 
-        The state is copied now. It is written, or the job stops, once the loop asks for its next batch (the next one of
-        `until`): so a record that is logged after this call belongs to this step.
+        The state is saved, or the job stops, once the loop asks for its next batch (the next one of `until`): so all of
+        the loop's body belongs to this step, also what comes after this call. If the loop is left instead, the state of
+        now counts.
 
         Raises:
             Stopped: the job was told to stop, and can resume. It ends the process with status 75. The loop over the

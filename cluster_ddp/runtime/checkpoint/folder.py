@@ -40,7 +40,7 @@ class CheckpointFolder:
         """The newest checkpoint that is known to be undamaged."""
         self.writer = BackgroundWriter("checkpoint")
         checkpoint_file.import_all()
-        self._best: dict[str, float] = {}
+        self._best: dict[str, tuple[float, int]] = {}  # the value, and the step of an earlier start's; else -1
         self.failure = ""
         """Why the last save failed, in words; empty if it did not."""
         # The last write, and its path, which `finish` tries again if it has failed.
@@ -89,7 +89,7 @@ class CheckpointFolder:
         path, name = self.path / f"step-{step:08}.pt", None
         if best is not None:
             name, value = best
-            self._best[name] = value
+            self._best[name] = value, -1
             path, state = self._best_path(name), {**state, "best": {name: value}}
         self._begin(path, functools.partial(self._carry_out, path, state, first, shards, name))
 
@@ -98,10 +98,18 @@ class CheckpointFolder:
         path = self._best_path(name)
         if name not in self._best and path.exists():
             try:
-                self._best[name] = checkpoint_file.read(path)["best"][name]
+                saved = checkpoint_file.read(path)
+                self._best[name] = saved["best"][name], saved["position"]["steps"]
             except (DamagedError, KeyError, OSError) as error:
                 log.warning("The best checkpoint %s can't be used: %s. The next one replaces it.", path, error)
-        return self._best.get(name)
+        return self._best[name][0] if name in self._best else None
+
+    def is_best_again(self, name: str, value: float, step: int) -> bool:
+        """Whether an earlier start has saved that checkpoint at this step, once: a resume runs the evaluation again."""
+        is_again = self.best(name) == value and self._best[name][1] == step
+        if is_again:
+            self._best[name] = value, -1
+        return is_again
 
     def note_failure(self, words: str) -> None:
         """Record in words that a state could not be saved, so that no earlier save is tried again."""

@@ -70,7 +70,10 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
         with run_dir.written():
             run_dir.continue_metrics(metrics_bytes)
     _note_start(state, run_dir, saved_by)
-    world.print("\n  ".join([f"Resuming from {path}: {state.place_in_words()}", *differences]))
+    lines = [f"Resuming from {path}: {state.place_in_words()}", *differences]
+    if any(shard.seen for shard in state.shards):
+        lines.append("The loop's code before an epoch's first batch runs again: it finds the weights of now.")
+    world.print("\n  ".join(lines))
     return bool(is_own)
 
 

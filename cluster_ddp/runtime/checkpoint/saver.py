@@ -117,6 +117,13 @@ class Saver:
         if not hold:
             self.write_held()
 
+    def copy_again(self) -> None:
+        """Copy the state anew, if a copy is held: the loop's body may have changed it since, such as by an average."""
+        if self._held:
+            self._before_save()
+            self.world.synchronize()
+            self._copy()
+
     def write_held(self) -> None:
         """Let the copy have the records that were logged since it was made, and begin to write it if that is due."""
         held, self._held = self._held, ""
@@ -151,8 +158,10 @@ class Saver:
             log.error("%s\nTraining continues.", CheckpointError("Keeping the best:", found, hint))
         before = self.folder.best(name) if self.world.is_main else None
         is_best = value == value if before is None else value > before if is_max else value < before
-        if not self.world.broadcast(is_best):
-            return False
+        is_again = self.world.is_main and self.folder.is_best_again(name, value, self.state.steps)
+        is_best, is_again = self.world.broadcast((is_best, is_again))
+        if is_again or not is_best:
+            return bool(is_again)
         self.wait()
         if any(self._of_writers(bool(self.folder.failure))):  # this one's success would hide that
             self.saved = (-1, -1)

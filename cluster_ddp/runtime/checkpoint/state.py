@@ -103,6 +103,10 @@ class TrainingState:
         for shard in self.shards:
             shard.set_epoch(epoch)
 
+    def begin_loop(self) -> None:
+        """Call it when the loop begins: what a resume has set in modules holds, whatever the script has set since."""
+        self._settings.reload()
+
     def begin_epoch(self) -> bool:
         """Call it before the script's code of an epoch: on resume, too, it has the epoch's first random numbers.
 

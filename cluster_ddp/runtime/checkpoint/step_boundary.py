@@ -78,6 +78,7 @@ class StepBoundary:
             found = "the shard was read before: a resume would have begun there, and trained other samples."
             raise SpecError(asked, found, "read another one before: world.shard(…)")
         self._changes.check(asked)
+        self._state.begin_loop()
         self.total = total
         _in_loop.add(self)
         for shard in self._state.shards:
@@ -132,9 +133,8 @@ class StepBoundary:
         self.times.end()
 
     def after_body(self) -> None:
-        """Do `between_steps` once the loop asks for its next batch."""
-        if self.world.is_main:
-            self._state.unsaved.tell_of_late(self._state.steps)
+        """Do `between_steps` once the loop asks for its next batch, with the state of then."""
+        self._saver.copy_again()
         self.between_steps()
 
     def between_steps(self) -> None:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError, first_of
+from cluster_ddp.runtime.model.dtensor_pieces import content
 
 log = logging.getLogger("cluster_ddp")
 
 _PLAIN = bool, int, float, str
-_SET_AGAIN = "set it for each epoch, before the loop over the shard: dataset.level = level_of(epoch)"
+_LARGEST_BYTES = 1 << 20
+_SET_AGAIN = "set them for each epoch, before the loop over the shard, by the epoch's number"
 
 
 def attributes(dataset: object) -> dict[str, object]:
-    """Return the attributes of a dataset, and of the datasets in them as in a Subset's, by their places."""
+    """Return the attributes of a dataset, and of the datasets in them as in a Subset's, by their places.
+
+    Of another object in them, such as a transform, only the plain ones.
+    """
     found: dict[str, object] = {}
     left, seen = {"dataset": dataset}, set[int]()
     while left:
@@ -25,10 +33,17 @@ def attributes(dataset: object) -> dict[str, object]:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        own = {f"{prefix}.{name}": value for name, value in getattr(one, "__dict__", {}).items()}
-        found |= own
-        left |= {place: value for place, value in own.items() if isinstance(value, Dataset)}
+        for place, value in _own(prefix, one).items():
+            found[place] = value
+            if isinstance(value, Dataset):
+                left[place] = value
+            elif not isinstance(value, type):
+                found |= {inner: part for inner, part in _own(place, value).items() if isinstance(part, _PLAIN)}
     return found
+
+
+def _own(prefix: str, owner: object) -> dict[str, object]:
+    return {f"{prefix}.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
 
 
 def are_same(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
@@ -41,7 +56,7 @@ def _is_same(before: object, now: object) -> bool:
 
 
 class PlainAttributes:
-    """The numbers, flags and texts among a dataset's attributes, from its shard's making to a resume."""
+    """The numbers, flags, texts and small tensors in a dataset's attributes, from its shard's making to a resume."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset, self._made = dataset, self._now(dataset)
@@ -57,9 +72,11 @@ class PlainAttributes:
         self._saved = saved
 
     def tell(self, epoch: int) -> None:
-        """Say once after `resume` which the script has not set again. Call it in the epoch's loop."""
+        """Say once after `resume` which are as they were made: the script has not set them. Call it in the loop."""
         now, saved, self._saved = self._now(self._dataset), self._saved, {}
-        lost = [f"{place} = {value!r}" for place, value in saved.items() if now.get(place) != value]
+        lost = [
+            f"{place} = {value!r}" for place, value in saved.items() if now.get(place) == self._made.get(place) != value
+        ]
         if lost:
             asked = f"Resuming in epoch {epoch + 1}:"
             found = f"the dataset had other attributes before the resume: {first_of(lost)}."
@@ -67,4 +84,15 @@ class PlainAttributes:
 
     @staticmethod
     def _now(dataset: object) -> dict[str, Any]:
-        return {place: value for place, value in attributes(dataset).items() if isinstance(value, _PLAIN)}
+        found = {place: _plain(value) for place, value in attributes(dataset).items()}
+        return {place: value for place, value in found.items() if value is not None}
+
+
+def _plain(value: object) -> object:
+    """A plain value, or the digest of a small tensor or array; None of anything else."""
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta:
+        small = value.nbytes <= _LARGEST_BYTES
+        return hashlib.sha256(content(value.detach())).hexdigest() if small else None
+    if isinstance(value, np.ndarray):
+        return hashlib.sha256(value.tobytes()).hexdigest() if value.nbytes <= _LARGEST_BYTES else None
+    return value if isinstance(value, _PLAIN) else None

@@ -5,8 +5,10 @@ Such as layers that are frozen from the third epoch on, a dropout that grows, a 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,13 @@ import torch
 from cluster_ddp.runtime.model.dtensor_pieces import content, is_sharded
 
 _PLAIN = bool, int, float, str, type(None)
-_SET_BY_LOOP = "training"  # a resume begins in the loop, in training mode
+_MODE = "training"
 
 _OF_TORCH = vars(torch.nn.Module()).keys()  # its own registers
 _LARGEST_BYTES = 1 << 20
 _MOST_ITEMS = 1000
 
-Settings = dict[str, bool | float]
+Settings = dict[str, bool | float | str | None]
 """Each by its place, as "model.head.weight.requires_grad" or "model.drop.p"."""
 
 
@@ -41,24 +43,30 @@ class ModuleSettings:
         self._places = self._made_of()
         self._trained = {place: parameter.requires_grad for place, parameter in self._parameters()}
         self._loaded: Settings | None = None
+        self._lost: Settings = {}
 
     def changed(self) -> Settings:
-        """Return those that can be restored and are other ones than at first: whether parameters train, and numbers."""
+        """Return those that are other ones than at first: whether parameters train, and plain attributes."""
         found: Settings = {
             f"{place}.requires_grad": parameter.requires_grad
             for place, parameter in self._parameters()
             if self._trained.get(place, parameter.requires_grad) != parameter.requires_grad
         }
-        return found | {place: value for place, value in self._changed_attributes() if isinstance(value, float)}
+        return found | self._lost | dict(self._changed_attributes())
 
     def unsaved(self) -> list[str]:
-        """Return the places of the others: a count or a flag may belong to a cache, which is as new as the process.
-
-        A tensor that is no buffer, an array, a list, a dictionary or a generator is among them, up to some size.
-        """
-        plain = [place for place, value in self._changed_attributes() if not isinstance(value, float)]
+        """Return the places of others: tensors that are no buffers, arrays, containers, generators, up to some size."""
         contents = self._contents.items()
-        return plain + [place for place, (owner, name, before) in contents if _content(owner.get(name)) != before]
+        return [place for place, (owner, name, before) in contents if _content(owner.get(name)) != before]
+
+    def lost(self) -> list[str]:
+        """Return, once after `load`, which flags, counts and texts had other values then, and are as at first.
+
+        They are not restored: they may belong to a cache, which is as new as the process.
+        """
+        lost, self._lost = self._lost, {}
+        made = ((place, self._made[place]) for place in lost if place in self._made)
+        return [f"{place} = {lost[place]!r}" for place, (owner, name, value) in made if owner.get(name, value) == value]
 
     def replaced(self) -> list[str]:
         """Return the places of modules that are others than at first or have other hooks, and of renamed parameters."""
@@ -68,6 +76,9 @@ class ModuleSettings:
     def load(self, changed: Settings) -> None:
         """Set these as they were when they were saved, by `changed`; the others as at first."""
         self._loaded = changed
+        self._lost = {
+            place: value for place, value in changed.items() if place in self._made and not _is_restored(place, value)
+        }
         self.reload()
 
     def reload(self) -> None:
@@ -80,7 +91,7 @@ class ModuleSettings:
             if parameter.requires_grad != wanted:
                 parameter.requires_grad_(wanted)
         for place, (owner, name, value) in self._made.items():
-            if isinstance(value, float):
+            if _is_restored(place, value):
                 owner[name] = changed.get(place, value)
 
     def _changed_attributes(self) -> Iterator[tuple[str, Any]]:
@@ -102,13 +113,17 @@ class ModuleSettings:
         """Each attribute of a module: its place, the module's dictionary, and its name there."""
         for part, model in self._modules.items():
             for path, module in model.named_modules():
-                for name in [one for one in vars(module) if one != _SET_BY_LOOP]:
+                for name in [*vars(module)]:
                     yield ".".join(filter(None, (part, path, name))), vars(module), name
 
     def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for part, model in self._modules.items():
             for path, parameter in model.named_parameters():
                 yield f"{part}.{path}", parameter
+
+
+def _is_restored(place: str, value: object) -> bool:
+    return isinstance(value, float) or place.endswith(f".{_MODE}")
 
 
 def _content(value: Any) -> object:
@@ -126,6 +141,8 @@ def _content(value: Any) -> object:
         return (value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= _LARGEST_BYTES else None
     if isinstance(value, dict):
         return [(repr(key), _content(one)) for key, one in value.items()] if len(value) <= _MOST_ITEMS else None
+    if isinstance(value, SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return _content(getattr(value, "__dict__", {}))
     if isinstance(value, list | tuple | deque):
         return [_content(one) for one in value] if len(value) <= _MOST_ITEMS else None
     return sorted(map(repr, value)) if isinstance(value, set) and len(value) <= _MOST_ITEMS else None

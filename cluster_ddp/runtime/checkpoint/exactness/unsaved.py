@@ -44,7 +44,6 @@ _OF_HOOK = "give the hook a state that is also in meters: an object with state_d
 _OF_PART = "give it to the Checkpointer, by a name: Checkpointer(world, …, {name}={name})"
 _OF_SHARD = "give all shards to the Checkpointer: shard=[one, another]"
 _OF_LOADER = "read it by world.shard(dataset, …), or if it has no length by world.stream(loader, batch_size=None)"
-_OF_LATE = "in the loop: optimizer.step(), scheduler.step(), checkpoint.step(), in this order"
 _OF_GRADIENTS = (
     "call checkpoint.step() only after the optimizer's step, or optimizer.zero_grad() if a step is skipped; "
     "`with world.accumulate(model, shard, every=4) as is_last:` says after which batch that is"
@@ -73,8 +72,6 @@ class Unsaved:
         optimizers = [one for one in parts.values() if isinstance(one, torch.optim.Optimizer)]
         self._gradients, self._steps = _Gradients(optimizers), _OptimizerSteps()
         self._groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
-        self._schedulers = {name: part for name, part in parts.items() if isinstance(part, LRScheduler)}
-        self._scheduled: dict[str, int] | None = None  # at the last step, until the loop's body has run
         self._looks = 0
         self._others = OtherModules()
         inner = {name: ddp.unwrapped(part) for name, part in parts.items()}  # an evaluation may know only that
@@ -91,7 +88,7 @@ class Unsaved:
         return self._steps.count
 
     def note_step(self, step: int) -> None:
-        """Call it in each step, and `tell_of_late` once the loop's body has run."""
+        """Call it in each step."""
         if not self._looks:
             self._trained = {name for name, module in self._modules.items() if module.training}
         for name in self._trained:
@@ -107,20 +104,15 @@ class Unsaved:
             if len(optimizer.param_groups) > groups:
                 found = f"{type(optimizer).__name__} has another parameter group since the Checkpointer was made."
                 self._say(step, found, _OF_GROUPS, lost="A resume whose optimizer begins without it is refused.")
-        self._scheduled = {name: _last_epoch(part) for name, part in self._schedulers.items()}
-
-    def tell_of_late(self, step: int) -> None:
-        """Say which schedulers have stepped after this step was counted."""
-        before, self._scheduled = self._scheduled or {}, None
-        for name, last_epoch in before.items():
-            if _last_epoch(self._schedulers[name]) != last_epoch:
-                self._say(step, f"{name!r} stepped after checkpoint.step().", _OF_LATE)
 
     def tell(self, step: int) -> None:
         """Say what this step's checkpoint lacks, each once. Call it on rank 0, when its device has done its work."""
         for (_, first), (name, buffer) in zip(self._buffers, self._temporary_buffers()):  # none: no state is made
             if not torch.equal(buffer.cpu(), first):
                 self._say(step, f"{name} changes, and is a buffer that is not persistent.", _OF_BUFFER)
+        if lost := self._settings.lost():
+            found = f"attributes of modules had other values before the resume: {first_of(lost)}."
+            self._say(step, found, _OF_ATTRIBUTE, lost="They are as the script has made them.")
         if (changed := self._settings.unsaved()) and not self._has_told_attributes:
             self._has_told_attributes = True
             self._say(step, f"attributes of modules change: {first_of(changed)}.", _OF_ATTRIBUTE)
@@ -272,12 +264,6 @@ def _reaches(iterator: object, shard: BatchIterator, depth: int) -> bool:
     else:
         inside = gc.get_referents(iterator)
     return any(_reaches(one, shard, depth - 1) for one in inside)
-
-
-def _last_epoch(scheduler: Any) -> int:
-    """How often a scheduler has stepped; ChainedScheduler does not know, but those in it do."""
-    one = scheduler if hasattr(scheduler, "last_epoch") else scheduler._schedulers[0]
-    return int(one.last_epoch)
 
 
 def _is_under_way(iterator: Any) -> bool:

@@ -71,6 +71,15 @@ def test_a_resumed_training_knows_the_best_one(world: World, tmp_path: Path) -> 
     assert weight_of(tmp_path / "checkpoints" / "best-accuracy.pt") == 10
 
 
+def test_an_evaluation_that_a_resume_runs_again_is_the_best_again(world: World, tmp_path: Path) -> None:
+    """Early stopping by what `best` returns would end the training."""
+    values = [0.1, 0.7, 0.3]
+    with pytest.raises(Stopped):
+        train(world, tmp_path, values, stop=1)
+    assert train(world, tmp_path, values) == [True, False]
+    assert weight_of(tmp_path / "checkpoints" / "best-accuracy.pt") == 4
+
+
 def test_a_damaged_best_one_is_replaced(world: World, tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
     train(world, tmp_path, [0.9])
     best = tmp_path / "checkpoints" / "best-accuracy.pt"

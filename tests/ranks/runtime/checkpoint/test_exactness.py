@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -213,3 +215,43 @@ def read_states(world: World, point: Point, **options: Any) -> dict[str, Any]:
 def test_readers_with_a_state(tmp_path: Path, options: dict[str, Any], kills: list[tuple[str, int]]) -> None:
     """Killed between two epochs, and in the midst of one where one reader has ended."""
     equal_after_kill(functools.partial(read_states, **options), tmp_path, kill=kills)
+
+
+def code_after_step(world: World, point: Point) -> dict[str, Any]:
+    """What a body does after its step: an average, clipped weights, a scheduler, a learning rate, random numbers."""
+    model: Any = world.wrap(net())
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    average = torch.optim.swa_utils.AveragedModel(model.module)
+    shard = world.shard(data(), batch_size=8, shuffle_seed=3)
+    losses = cluster_ddp.Meter(world)
+    world.seed_rank(2)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "average": average}
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, every="2steps", meters={"losses": losses}, **parts)
+    for _ in checkpoint.epochs(3):
+        for x, y in shard:
+            checkpoint._saver.wait()
+            point("begun", checkpoint.steps)
+            loss = F.cross_entropy(model(x + torch.rand(())), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            checkpoint.step()
+            average.update_parameters(model.module)
+            for parameter in model.parameters():
+                parameter.data.clamp_(-0.3, 0.3)
+            scheduler.step()
+            optimizer.param_groups[0]["momentum"] *= 0.9
+            losses.add(loss.detach(), 1)
+            torch.rand(1 + world.rank)
+            random.random()
+            np.random.rand()
+        checkpoint._saver.wait()
+        point("epoch's end", checkpoint.steps)
+    loss = losses.mean()
+    return {**{name: part.state_dict() for name, part in parts.items()}, "loss": {"mean": torch.tensor(loss)}}
+
+
+def test_code_after_the_step(tmp_path: Path) -> None:
+    kills = [("begun", 2), ("begun", 5), ("epoch's end", 6), ("epoch's end", 12), ("begun", 16)]
+    equal_after_kill(code_after_step, tmp_path, kill=kills)

@@ -21,7 +21,7 @@ from cluster_ddp.runtime.world import World
 
 
 def settings_of_epochs(world: World, point: Point, *, strategy: str) -> dict[str, Any]:
-    """From the second epoch on, the first layer is frozen and more is dropped; in the third, it trains again."""
+    """In the second epoch, the first layer is frozen and more is dropped; in the third, that ends."""
     options: dict[str, Any] = {"find_unused_parameters": True}
     model: Any = world.wrap(net(), **(options if strategy == "ddp" else {"strategy": "fsdp", "blocks": nn.Linear}))
     first, _, dropout, _ = unwrapped(model)
@@ -36,6 +36,7 @@ def settings_of_epochs(world: World, point: Point, *, strategy: str) -> dict[str
                 dropout.p = 0.5
             if (epoch, shard.step) == (2, 2):
                 first.requires_grad_(True)
+                dropout.eval()
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
@@ -43,7 +44,7 @@ def settings_of_epochs(world: World, point: Point, *, strategy: str) -> dict[str
             checkpoint.step()
             checkpoint._saver.wait()
             point("stepped", checkpoint.steps)
-    assert (dropout.p, first.weight.requires_grad) == (0.5, True)
+    assert (dropout.p, dropout.training, first.weight.requires_grad) == (0.5, False, True)
     return {"model": model.state_dict()}
 
 
@@ -53,17 +54,34 @@ def test_a_layer_frozen_and_a_dropout_changed_in_mid_training(tmp_path: Path, st
     equal_after_kill(training, tmp_path, kill=[("stepped", 9), ("stepped", 13), ("stepped", 16)])
 
 
-def test_flags_and_counts_are_only_named() -> None:
+@pytest.mark.parametrize(
+    ("sets", "lost"), [({}, ["model.0.calls = 3", "model.0.cached = True"]), ({"calls": 4, "cached": True}, [])]
+)
+def test_flags_and_counts_that_are_not_set_again_are_only_named(sets: dict[str, Any], lost: list[str]) -> None:
     """They may belong to a cache that a new process does not have."""
-    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
-    vars(model[0]).update(calls=0, cached=False, scale=1.0)
-    settings = ModuleSettings({"model": model, "optimizer": SGD(model.parameters(), 0.1)})
+
+    def made() -> tuple[Any, ModuleSettings]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+        vars(model[0]).update(calls=0, cached=False, scale=1.0)
+        return model, ModuleSettings({"model": model, "optimizer": SGD(model.parameters(), 0.1)})
+
+    model, settings = made()
     vars(model[0]).update(calls=3, cached=True, scale=0.5)
     model[1].p = 0.3
     model[0].bias.requires_grad_(False)
-    model.eval()
-    assert settings.changed() == {"model.0.bias.requires_grad": False, "model.0.scale": 0.5, "model.1.p": 0.3}
-    assert settings.unsaved() == ["model.0.calls", "model.0.cached"]
+    model[1].eval()
+    changed = {"model.0.bias.requires_grad": False, "model.0.scale": 0.5, "model.1.p": 0.3, "model.1.training": False}
+    assert settings.changed() == {**changed, "model.0.calls": 3, "model.0.cached": True}
+    assert settings.unsaved() == settings.lost() == []
+    model, again = made()
+    again.load(settings.changed())
+    assert again.changed() == settings.changed() and model[0].training and not model[1].training
+    vars(model[0]).update(sets)
+    assert again.lost() == lost
+    assert again.lost() == [] and again.changed() == {
+        **changed,
+        **{f"model.0.{name}": value for name, value in sets.items()},
+    }
 
 
 def test_layers_hooks_and_names_that_are_new_are_named() -> None:

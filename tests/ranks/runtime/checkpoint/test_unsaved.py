@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -623,15 +624,15 @@ def test_an_epoch_whose_batches_are_counted_from_0_after_a_resume_is_named(
     assert caplog.text.count("and enumerate counts its batches from 0 again") == is_said
 
 
-@pytest.mark.parametrize("sets_again", [False, True])
+@pytest.mark.parametrize(("sets_again", "level"), [(False, 2), (True, 2), (True, 3)])
 def test_a_level_of_a_dataset_that_is_not_set_again_after_a_resume_is_named(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, sets_again: bool
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, sets_again: bool, level: int
 ) -> None:
-    """Also of the dataset in a Subset, such as random_split makes."""
-    data = Levels()
+    """Also of the dataset in a Subset, such as random_split makes. Another level may be the next epoch's."""
+    data, levels = Levels(), itertools.chain([2], itertools.repeat(level))
 
     def set_level(shard: Any) -> Any:
-        data.level = 2
+        data.level = next(levels)
         return shard
 
     train_to(world, tmp_path / "run", Subset(data, range(24)), 8, loop=set_level)
@@ -642,3 +643,26 @@ def test_a_level_of_a_dataset_that_is_not_set_again_after_a_resume_is_named(
         train_to(world, tmp_path / "run", Subset(data, range(24)), steps, loop=loop)
     words = "Resuming in epoch 2:\n  the dataset had other attributes before the resume: dataset.dataset.level = 2."
     assert caplog.text.count(words) == (not sets_again)
+
+
+@pytest.mark.parametrize("changes", ["transform", "weights"])
+def test_a_transform_and_a_tensor_in_a_dataset_are_looked_at(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: str
+) -> None:
+    def made() -> Levels:
+        data = Levels()
+        vars(data).update(transform=SimpleNamespace(scale=0.1), weights=torch.ones(3), kind=Levels)
+        return data
+
+    def change(shard: Any) -> Any:
+        if changes == "transform":
+            data.transform.scale = 0.2
+        else:
+            data.weights[0] = 2
+        return shard
+
+    data = made()
+    train_to(world, tmp_path / "run", data, 4, loop=change)
+    train_to(world, tmp_path / "run", made(), 6)
+    said = {"transform": "dataset.transform.scale = 0.2.", "weights": "dataset.weights = "}
+    assert caplog.text.count(f"before the resume: {said[changes]}") == 1
