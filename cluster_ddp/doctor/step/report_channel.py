@@ -25,8 +25,8 @@ from cluster_ddp.runtime.rendezvous import host_setup
 from cluster_ddp.slurm.topology import Topology
 
 _POLL_S = 0.1
-# How long the others may take to read the last message.
-_READ_S = 10.0
+# How long the others may take to read the last message: a busy node stops a process for seconds.
+_READ_S = 30.0
 _LONGEST_PAUSE_S = 1.0
 # How much later than the others rank 0 may take its own start.
 _GRACE_S = 2.0
