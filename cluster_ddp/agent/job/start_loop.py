@@ -23,7 +23,6 @@ from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.run import fence
 from cluster_ddp.run.names import Env, File, Then
-from cluster_ddp.slurm.variables import Variables
 
 
 class Starts:
@@ -83,7 +82,7 @@ class Starts:
             return
         if job.records is not None:
             with contextlib.suppress(OSError):  # such as on a full disk
-                fence.take_over(job.records, Variables(job.env).job_label(), self.number, logs=self._left_logs)
+                fence.take_over(job.records, job.label, self.number, logs=self._left_logs)
         logs = srun_step.logs_of_tasks(job.options, job.folder)
         if not self._tasks.start_waiting(on.nodes, job.env, self._reports, str(logs or "")):
             self._tasks.start(*self._step(on, job.env), self._reports, job.early)

@@ -73,6 +73,8 @@ class PlainAttributes:
 
     def tell(self, epoch: int) -> None:
         """Say once after `resume` which are as they were made: the script has not set them. Call it in the loop."""
+        if not self._saved:  # as in all batches but the first after a resume: to look takes time
+            return
         now, saved, self._saved = self._now(self._dataset), self._saved, {}
         lost = [
             f"{place} = {value!r}" for place, value in saved.items() if now.get(place) == self._made.get(place) != value

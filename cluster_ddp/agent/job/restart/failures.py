@@ -56,10 +56,10 @@ class History:
         """Note how a start has ended, and when: seconds of UNIX time."""
         self._note(Event.END, start=start, state=state, time=ended_s, saved=self.saved_s)
 
-    def add(self, failed: Failed, state: str = "FAILED") -> bool:
+    def add(self, failed: Failed) -> bool:
         """Add the failure of a start, which has ended. Returns whether the job will know it after a requeue."""
         self.failures.append(failed)
-        return self._note(Event.END, state=state, saved=self.saved_s, **failed._asdict())
+        return self._note(Event.END, state="FAILED", saved=self.saved_s, **failed._asdict())
 
     def close(self) -> None:
         """Note that the job has nothing from now on; without a start before, the end would be that of another job."""
