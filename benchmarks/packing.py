@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from record import Figure, report
 
-from cluster_ddp.agent import outcome
+from cluster_ddp.run import journal
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.slurm import commands
 
@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace, how: tuple[str, ...], env: Mapping[str,
 
 def _ends(folders: list[Path]) -> list[float]:
     """When each task ended, by its own record, once all have."""
-    while not all(found := [outcome.read(folder) for folder in folders]):
+    while not all(found := [journal.last_end(folder) for folder in folders]):
         time.sleep(POLL_S)
     assert all(one is not None and one.status == 0 for one in found), found
     return [one.time for one in found if one is not None]

@@ -35,6 +35,7 @@ from typing import Any, NoReturn
 
 USAGE_EXIT_STATUS = 2
 _NAMED = 3  # names in a message
+_LONGEST = 300
 
 
 class ClusterDDPError(Exception):
@@ -197,6 +198,11 @@ def first_of(names: Sequence[str]) -> str:
 def printable(text: str) -> str:
     """Replace what is not printable by "?": control characters could move the cursor or change a terminal's title."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def one_line(text: str) -> str:
+    """Return a text in one line of at most 300 characters, without any that a terminal would obey."""
+    return printable(" ".join(text.split())[:_LONGEST])
 
 
 def aligned(rows: Sequence[Sequence[str]], pad: Callable[[str, int], str] = str.ljust) -> list[list[str]]:

@@ -15,7 +15,7 @@ command_program  what the Python interpreter or the shell of a command runs
 channel          sealed lines between the tasks and the job, and the key that seals them: the side of a task
 channel_server   the side of the job
 rank_notes       what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
-outcome          how a start of a job ended: outcome.json
+rank_end         how a rank ended, as the process around it says
 chain_file       the jobs of a chain: chain.jsonl
 first_failure    which rank failed first, and why: by what the tasks have told, else by logs
 """

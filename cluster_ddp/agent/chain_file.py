@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.agent.rank_notes import one_line
+from cluster_ddp.errors import one_line
 from cluster_ddp.run.files import append_record, read_regular, refresh
 from cluster_ddp.run.names import File
 

@@ -11,9 +11,10 @@ import re
 import signal
 from collections.abc import Callable, Container, Sequence
 
-from cluster_ddp.agent.outcome import AGENT_KILLED, FOR_MEMORY, KILL, TERM, End, Failure, by_signal
-from cluster_ddp.agent.rank_notes import one_line
+from cluster_ddp.agent.rank_end import End
+from cluster_ddp.errors import one_line
 from cluster_ddp.run.names import EXIT_STOPPED
+from cluster_ddp.run.outcome import AGENT_KILLED, FOR_MEMORY, KILL, TERM, Failure, by_signal
 
 # What srun says (22.05 to 26.11); and what the step daemons say, which do not name the node.
 _NODE_FAILURE = re.compile(r"node failure on ([^\s.,]+)|DUE TO NODE FAILURE", re.IGNORECASE)

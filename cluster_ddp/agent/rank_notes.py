@@ -22,13 +22,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.errors import printable
+from cluster_ddp.errors import one_line
 from cluster_ddp.run import ownership
 from cluster_ddp.run.files import read_regular
 from cluster_ddp.run.names import Env
-
-LONGEST = 300
-"""So many characters of an error are kept."""
 
 _PREFIX = "cluster_ddp-notes-"
 _NEW_S = 60.0
@@ -173,11 +170,6 @@ class Notes:
             return any(path.name.startswith(f"{kind}-") for path in self._folder.iterdir())
         except OSError:
             return False
-
-
-def one_line(text: str) -> str:
-    """Return a text in one line of at most `LONGEST` characters, without any that a terminal would obey."""
-    return printable(" ".join(text.split())[:LONGEST])
 
 
 def _write(env: Mapping[str, str], name: str, note: Mapping[str, Any]) -> None:

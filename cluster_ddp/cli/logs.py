@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import find_runs, run_state, watch
+from cluster_ddp.jobs import find_runs, run_record, run_state, watch
 from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.logs import PLAIN, LogReader
 from cluster_ddp.jobs.run_record import RunRecord
@@ -100,6 +100,7 @@ def _failed_first(job: Job) -> Iterator[str]:
 
     A batch script of one's own has no log in the run directory that ends with its error.
     """
-    ended, ranks = run_state.last_outcome(job.run_dir), run_state.last_size(job.run_dir).get("ranks")
+    label = run_record.read(job.run_dir).job
+    ended, ranks = run_state.last_outcome(job.run_dir, label), run_state.last_size(job.run_dir).get("ranks")
     if ended is not None and ended.first is not None and ended.first.rank in range(job.tasks) and ranks == job.tasks:
         yield File.TASK_LOG.format(ended.first.rank)

@@ -140,7 +140,7 @@ def _launched(path: Path) -> JobFile | None:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory: a submission made it, a training or the ranks of `launch` wrote to it."""
-    written = (File.SPEC, File.RUN, File.JOB, File.OUTCOME, File.TASK_LOG.format(0))
+    written = (File.SPEC, File.RUN, File.JOB, File.JOURNAL, File.TASK_LOG.format(0))
     return any(os.path.lexists(path / name) for name in written) or "process" in _owner(path)
 
 

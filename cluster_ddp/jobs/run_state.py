@@ -1,12 +1,12 @@
 """How far a training is, how it ended and what failed: what the end of each file in its run directory says.
 
 metrics.jsonl   its last figures
-starts.jsonl    its starts and ends, as the training has noted them; outcome.json its job's end, as the job's agent has
+starts.jsonl    its starts and ends, as the training has noted them
+job.jsonl       how its job's starts ended, as the job's agent has noted it
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import outcome
-from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
+from cluster_ddp.run import journal
 from cluster_ddp.run.files import json_lines, number, tail
 from cluster_ddp.run.names import ENDS, File, Record
+from cluster_ddp.run.outcome import Outcome
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024
@@ -77,8 +77,8 @@ def _left_s(run_dir: Path) -> float | None:
     return (1 - done) * (last_s - first_s) / (done - before) if done > before else None
 
 
-def how_ended(run_dir: Path) -> str | None:
-    """Return how a training ended, as its records say: one of `names.ENDS`, or what else its job's agent says.
+def how_ended(run_dir: Path, job: str) -> str | None:
+    """Return how a training ended, as its records say: one of `names.ENDS`, or what else the agent of its job says.
 
     It is None if the training has not ended, or was killed with its job's agent.
     """
@@ -87,31 +87,23 @@ def how_ended(run_dir: Path) -> str | None:
         return str(state)
     if any([one.get("kind") == Record.DONE for one in _last_metrics(run_dir)][-1:]):
         return "COMPLETED"
-    ended = _outcome_since(last, run_dir)
+    ended = last_outcome(run_dir, job)
     return None if ended is None else ended.state
 
 
-def last_outcome(run_dir: Path) -> Outcome | None:
-    """Return how the last start of the run's job ended; None if it has not, is not known, or the job starts again."""
-    return _outcome_since(_last_record(run_dir), run_dir)
+def last_outcome(run_dir: Path, job: str) -> Outcome | None:
+    """Return how the last start of a run's job ended; None if it has not, is not known, or the job starts again.
+
+    `job` is the job's label; empty if it is not known: any.
+    """
+    ended, began_s = journal.last_end(run_dir, job), number(_last_record(run_dir).get("time")) or 0.0
+    return None if ended is None or ended.starts_again or ended.time < began_s else ended
 
 
 def _last_record(run_dir: Path) -> Mapping[str, Any]:
     """The last record of a start or of its end; empty without one."""
     records = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
     return records[-1] if records else {}
-
-
-def _outcome_since(last: Mapping[str, Any], run_dir: Path) -> Outcome | None:
-    ended, began_s = outcome_of(run_dir), number(last.get("time")) or 0.0
-    return None if ended is None or ended.requeued or ended.time < began_s else ended
-
-
-def outcome_of(run_dir: Path) -> Outcome | None:
-    """Return how a start of the run's job ended, the last that has; None if that is not known, or is damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        return outcome.read(run_dir)
-    return None
 
 
 def saved_step(run_dir: Path) -> int | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import first_failure, outcome
+from cluster_ddp.agent import first_failure
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import find_runs, run_state
 from cluster_ddp.jobs.run_record import RunRecord
-from cluster_ddp.run import journal
+from cluster_ddp.run import journal, outcome
 from cluster_ddp.run.files import problem, tail
 from cluster_ddp.run.names import RESTART, File, Then
 from cluster_ddp.slurm import reasons
@@ -123,7 +123,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     if status is not None:
         of_job = _of(status)
     else:
-        of_job = {"state": run_state.how_ended(run_dir) or ("RUNNING" if is_locked else "unknown")}
+        of_job = {"state": run_state.how_ended(run_dir, record.job) or ("RUNNING" if is_locked else "unknown")}
     restarts = sum(one.then == Then.RESTART for one in journal.failures(run_dir))
     failure = _failure(record, of_job["state"], restarts + (of_job.get("requeues") or 0))
     is_alive = of_job["state"] == "RUNNING" or is_locked  # by its records, one that still writes has ended
@@ -154,9 +154,9 @@ def _failure(record: RunRecord, state: str, starts: int) -> str:
     The record of its last start tells, before which there were so many `starts`. While the job waits to be started
     again, it is that of the start before.
     """
-    ended, first = run_state.outcome_of(record.run_dir), ""
-    if ended is not None and state != "RUNNING" and record.job in ("", ended.job):
-        is_older = ended.requeued or ended.restart < starts
+    ended, first = journal.last_end(record.run_dir, record.job), ""
+    if ended is not None and state != "RUNNING":
+        is_older = ended.starts_again or ended.start < starts
         first = "" if is_older and state != "PENDING" else ended.failure
     if state == "NODE_FAIL" and "(node failure)" not in first:
         said = tail(record.run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]

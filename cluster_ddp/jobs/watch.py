@@ -162,7 +162,7 @@ class _Following:
         try:
             self.statuses = self.first.scheduler.statuses(self.label, self.first.cluster, self.first.run_dir)
         except JobNotFoundError:
-            self.forgotten = None if self.is_array else run_state.how_ended(self.first.run_dir)
+            self.forgotten = None if self.is_array else run_state.how_ended(self.first.run_dir, self.first.id)
             said = f" Its training ended as {self.forgotten}, by its own records." if self.forgotten else ""
             self.show(f"job {self.label}: Slurm no longer knows it.{said}")
             self.show_logs(to_the_end=True)

@@ -6,6 +6,7 @@ names      environment variables, files, kinds of records: what a submission and
 files      writes and reads files and folders
 ownership  who else could have written a file or a folder
 job_file   which job has a run directory: job.json, and the link runs/NAME-ID
+outcome    how a start of the ranks ended, and what failed first
 journal    what the run's jobs had, how each start of their ranks ended, and what followed: job.jsonl
 fence      takes a run directory away from an older start of the job
 """

@@ -132,7 +132,9 @@ def append_record(path: Path, record: Mapping[str, Any], *, shared: bool) -> boo
     """Append a line of JSON to a file. Returns whether it is there: the disk may be full. Nothing is raised."""
     flags, line = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, json.dumps(record).encode() + b"\n"
     with suppress(OSError), open(open_own(path, flags, shared=shared), "ab", buffering=0) as file:
-        return file.write(line) == len(line)
+        if (written := file.write(line)) == len(line):
+            return True
+        file.truncate(file.tell() - written)  # half a line would spoil the next one
     return False
 
 

@@ -100,10 +100,6 @@ class File:
     """With `--pack`, in the folder of the whole array: output of a job that holds tasks; {} is its number."""
     TASK_LOG: Final = "task-{}.log"
     """Output of one task; {} is its number."""
-    OUTCOME: Final = "outcome.json"
-    """How a start of the job ended, and what failed first: the last start that has ended."""
-    PACKED: Final = "packed.json"
-    """With `--pack`: how often this task was started, and when last."""
     CANCEL: Final = "cancel"
     """With `--pack`: `cluster-ddp cancel` makes this file, and the task's agent ends the task."""
     JOURNAL: Final = "job.jsonl"
@@ -173,12 +169,12 @@ class Record:
 
 
 class Then:
-    """Values of `then` of the ends in job.jsonl: what followed a failed start."""
+    """Values of `then` of the ends in job.jsonl: what followed a start."""
 
     RESTART: Final = "restart"
     """The ranks started again in the allocation."""
     REQUEUE: Final = "requeue"
-    """The job was requeued."""
+    """The job was requeued; in a chain, its next job follows."""
     END: Final = "end"
     """The job ended."""
 
@@ -188,7 +184,7 @@ ASIDE: Final = "job-{}"
 
 ENDS: Final = ("COMPLETED", "STOPPED")
 """Values of `state` of the "end" records in starts.jsonl: how this start of a training ended. STOPPED is stopped in
-time, with a checkpoint. A failure is in outcome.json."""
+time, with a checkpoint. A failure is in job.jsonl."""
 
 
 LATEST: Final = "latest"

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError
-from cluster_ddp.jobs import find_runs, run_record, run_state
+from cluster_ddp.jobs import find_runs, run_record
 from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.jobs.run_record import RunRecord
+from cluster_ddp.run import journal
 from cluster_ddp.run.files import atomic_write, make_dir, read_json, why
 from cluster_ddp.scaling.points import Measured, Point, measure
 from cluster_ddp.slurm.job_status import elapsed_s
@@ -146,8 +147,8 @@ def _seconds(job: Job, elapsed: str) -> float | None:
     """From a job's start to its end; on this machine from its submission."""
     if elapsed:
         return elapsed_s(elapsed)
-    ended = run_state.outcome_of(job.run_dir)
-    return ended.time - run_record.read(job.run_dir).began_s if ended is not None and ended.time else None
+    ended = journal.last_end(job.run_dir, job.id)
+    return ended.time - run_record.read(job.run_dir).began_s if ended is not None else None
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@
                             code/       the copy of the code, with --snapshot
                             job.log     what the batch script printed, and Slurm's messages about the job
                             task-0.log  what task 0 printed, and so on
-                            outcome.json  how its last start ended, and what failed first
+                            job.jsonl   how each start of its ranks ended, and what failed first
                             metrics.jsonl, run.json  written by a training that uses cluster_ddp
 
 The link runs/fit-12 leads there, runs/latest to the last one. An array has such a folder for the whole (script,
@@ -35,7 +35,7 @@ from cluster_ddp.run.names import ASIDE, RESUME, File
 
 OF_A_JOB = (
     *(File.SPEC, File.JOB, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),
-    *(File.OUTCOME, File.CHAIN, File.CANCELLED, File.PACKED, File.CANCEL),
+    *(File.CHAIN, File.CANCELLED, File.CANCEL),
     *(File.FUNCTION, "*_submitted.pkl", "*_result.pkl"),
 )
 """Patterns of the files that one job in a run directory has: the next one has its own."""

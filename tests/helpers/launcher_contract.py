@@ -1,6 +1,6 @@
 """What every launcher must do, whoever starts the ranks and supervises them: `launchers.py` has the jobs.
 
-A user's view alone: the states that `cluster-ddp status` shows, exit statuses, logs, `ps`, and outcome.json.
+A user's view alone: the states that `cluster-ddp status` shows, exit statuses, logs, `ps`, and job.jsonl.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ def heard(*when: str) -> Callable[[Job], None]:
 
 
 def record(job: Job) -> None:
-    """outcome.json, as everybody reads it: of the last start."""
-    from cluster_ddp.agent import outcome
+    """job.jsonl, as everybody reads it: the end of the last start."""
+    from cluster_ddp.run import journal
 
-    found = outcome.read(job.run_dir)
+    found = journal.last_end(job.run_dir)
     assert found is not None
     assert found.job == job.run_dir.name.rpartition("-")[2]
     assert (found.state, found.status) == (job.end["state"], job.end["exit_status"])
-    assert found.restart == (1 if job.name == "stops" else 0)
+    assert found.start == (1 if job.name == "stops" else 0)
     assert found.failure == (job.end["failure"] or "")
     assert (found.first is None) == (job.name == "meets") and (found.first is None or found.first.rank == 1)
 
@@ -179,9 +179,9 @@ CHECKS = {
     "ps": Check("hears", command_lines),
     "cancelled": Check("cancelled", cancelled),
     "a training that is warned early": Check("trains", completed),
-    "outcome.json": Check("meets", record),
-    "outcome.json of a failure": Check("raises", record),
-    "outcome.json of a second start": Check("stops", record),
+    "job.jsonl": Check("meets", record),
+    "job.jsonl of a failure": Check("raises", record),
+    "job.jsonl of a second start": Check("stops", record),
 }
 
 

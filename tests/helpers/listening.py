@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cluster_ddp.agent import channel_server
 from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.agent.channel_server import Server
-from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.rank_end import End
 
 SECRET = "5e" * 32
 

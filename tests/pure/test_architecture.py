@@ -31,8 +31,8 @@ MAY_IMPORT = {
     "sandbox": {"run", "slurm"},
 }
 # What ranks share with the agent, as docs/explanation/architecture.md says; the fork launcher uses some more.
-OF_RANKS = {"rank_notes", "channel", "channel_server", "outcome", "first_failure"}
-OF_FORK = {"option_types", "task.supervisor", "task.signals", "task.no_process_group", "task.warm_process"}
+OF_RANKS = {"rank_notes", "channel", "channel_server", "first_failure"}
+OF_FORK = {"option_types", "rank_end", "task.supervisor", "task.signals", "task.no_process_group", "task.warm_process"}
 MODULE_LINES = 500  # a look: a module is one noun, whole, and never split to meet a number
 FUNCTION_LINES = 45
 

@@ -334,7 +334,6 @@ def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Pat
         ".lock",
         ".start",
         "agent.pyz",
-        "outcome.json",
         "job.jsonl",
         "spec.json",
         "job.json",

@@ -15,6 +15,7 @@ from slowness import LIMIT_S, scaled, wait_until
 
 import cluster_ddp
 from cluster_ddp.errors import SlurmError
+from cluster_ddp.run import journal
 from cluster_ddp.slurm import commands, job_status
 
 
@@ -69,7 +70,7 @@ def test_a_submission_that_is_killed_once_sbatch_has_answered(
     job = (tmp_path / "id").read_text().strip()
     labels = [f"{job}_{task}" for task in (4, 5)] if array else [job]
     for label in labels:
-        wait_until(lambda label=label: (tmp_path / "runs" / f"fit-{label}" / "outcome.json").exists())
+        wait_until(lambda label=label: journal.last_end(tmp_path / "runs" / f"fit-{label}"))
     assert len([path for path in (tmp_path / "runs").iterdir() if path.is_symlink()]) == (3 if array else 1)
     for asked in (job, f"runs/fit-{job}"):
         shown = slurm.run(sys.executable, "-m", "cluster_ddp", "status", "--json", asked, cwd=tmp_path)

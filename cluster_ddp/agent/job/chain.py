@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from cluster_ddp.agent import chain_file
 from cluster_ddp.agent.job import inherited_env, job_log, slurm_commands
 from cluster_ddp.agent.job.restart import requeue
-from cluster_ddp.agent.rank_notes import one_line
+from cluster_ddp.errors import one_line
 from cluster_ddp.run.files import read_regular
 from cluster_ddp.run.names import RESUME, Env, File
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.errors import printable
 from cluster_ddp.run.names import TO_RESUME, Env, File
+from cluster_ddp.run.outcome import Outcome
 
 _LOG_BYTES = 100_000
 _STDERR = 2

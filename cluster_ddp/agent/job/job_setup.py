@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp.agent import array_values, launch_env, outcome
+from cluster_ddp.agent import array_values, launch_env
 from cluster_ddp.agent.job import slurm_commands, srun_step
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.variables import Variables, node_name
 
@@ -60,10 +59,6 @@ class JobSetup:
             return requeue.SCRIPT_ENDED
         found = slurm_commands.instead_of(self.env["SLURM_JOB_ID"], self.env)
         return requeue.ANOTHER_START.format(found.words) if found.is_ok and found.words else ""
-
-    def note(self, ended: Outcome) -> None:
-        """Write how a start has ended."""
-        outcome.write(self.records, ended, shared=self.options.share)
 
     def command(self) -> list[str]:
         """Return the command that starts the tasks."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import channel_server, launch_env, outcome, rank_notes
+from cluster_ddp.agent import channel_server, launch_env, rank_notes
 from cluster_ddp.agent.channel import Key
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log, srun_step
@@ -25,11 +25,11 @@ from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.run.names import EXIT_STOPPED, Env, File, Then
+from cluster_ddp.run.outcome import Outcome
 
 WARNING_S = 90
 """How many seconds before the time limit the ranks get the warning, USR1."""
@@ -68,12 +68,9 @@ class LocalJob:
         self._history = History(self.folder, self.label, is_first=True, shared=self.options.share)
         self._recovery = Recovery(self.options, self._env, self._history)
         start = stops = 0
-        while self._is_to_start_again(ended := self._start(start), start, stops):
-            self._note(ended._replace(requeued=True))
+        while self._is_to_start_again(ended := self._start(start), stops):
             stops += ended.state == "STOPPED"
             start += 1
-        ended = ended._replace(state="FAILED") if ended.state == "STOPPED" else ended
-        self._note(ended)
         self._history.close()
         srun_step.clean_up(self.options, {**self._env, **self.added}, ended.status)
         job_log.show_how_to_resume(ended.status, self.added)
@@ -81,16 +78,16 @@ class LocalJob:
             processes.kill_all_below()  # those that a killed task has left behind
         return ended.status
 
-    def _note(self, ended: Outcome) -> None:
-        outcome.write(self.folder, ended, shared=self.options.share)
-
-    def _is_to_start_again(self, ended: Outcome, start: int, stops: int) -> bool:
+    def _is_to_start_again(self, ended: Outcome, stops: int) -> bool:
+        """Whether a job starts again after a start, whose end is noted."""
         if ended.state == "FAILED" and self.options.restarts and ended.status != EXIT_STOPPED:  # which hides a stop
             processes.kill_all_below()
-            return self._recovery.after(ended, start, self._reports).then == Then.RESTART
-        self._history.end(start, ended.state, ended.time)
+            return self._recovery.after(ended, self._reports).then == Then.RESTART
         was_stopped = ended.state == "STOPPED" and not self._supervisor.has_killed
-        return was_stopped and requeue.may_restart(stops, self.options.max_requeues)
+        again = was_stopped and requeue.may_restart(stops, self.options.max_requeues)
+        state = "FAILED" if ended.state == "STOPPED" and not again else ended.state
+        self._history.end(ended._replace(state=state, then=Then.REQUEUE if again else Then.END))
+        return again
 
     def _start(self, start: int) -> Outcome:
         """One start. Returns how it ended."""

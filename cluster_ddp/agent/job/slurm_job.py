@@ -16,10 +16,10 @@ from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.agent.job.restart.requeue import Requeue
 from cluster_ddp.agent.job.start_loop import Starts
-from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import SpecError
 from cluster_ddp.run.names import RESTART, Then
+from cluster_ddp.run.outcome import Outcome
 
 
 class SlurmJob(JobSetup):
@@ -52,13 +52,16 @@ class SlurmJob(JobSetup):
                     chain_file.note(self.records, self.env["SLURM_JOB_ID"], {"trains": True})
                 ended = starts.run()
             srun_step.clean_up(self.options, self.env, ended.status)
-            starts_again = self._starts_again(ended, starts)
+            starts_again = self._starts_again(ended, starts, history)
         if not starts_again:
             job_log.show_how_to_resume(ended.status, self.env)
         return ended.status
 
-    def _starts_again(self, ended: Outcome, starts: Starts) -> bool:
-        """Have the job requeued, or its chain continued, if it may be. Returns whether that will be so."""
+    def _starts_again(self, ended: Outcome, starts: Starts, history: History) -> bool:
+        """Have the job requeued, or its chain continued, if it may be. Returns whether that will be so.
+
+        It is noted before: Slurm ends this process soon after it has accepted a requeue.
+        """
         why = ""
         if ended.status and self.is_over:  # it may be queued again already, by somebody else
             job_log.say(requeue.SCRIPT_ENDED)
@@ -71,21 +74,21 @@ class SlurmJob(JobSetup):
         if ended.status and not self.is_over and (self.next_job is not None or not why) and (over := self.over()):
             job_log.say(over)
             return True  # the run directory is that start's
+        if ended.state == "STOPPED":
+            history.end(ended._replace(then=Then.REQUEUE if why else Then.END))
         recovery = starts.recovery
         leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
         if self.next_job is not None:
             again = chain.end(self.records, self.next_job, self.env, why, leave, needed)
-            self.note(ended._replace(requeued=again))
-            return again
-        if why:
-            self.note(ended._replace(requeued=True))
-            if self.options.packed:
-                job_log.say(f"{why}: it starts again when job {self.options.packed} is requeued.")
-                return True
-            if Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed).ask(why, starts.number + 1):
-                return True
-        self.note(ended)
-        return False
+        elif why and self.options.packed:
+            job_log.say(f"{why}: it starts again when job {self.options.packed} is requeued.")
+            again = True
+        else:
+            requeue_of = Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed)
+            again = bool(why) and requeue_of.ask(why, starts.number + 1)
+        if not again and (why or starts.follows.then == Then.REQUEUE):
+            history.refused()
+        return again
 
 
 def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:

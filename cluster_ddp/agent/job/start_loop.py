@@ -18,11 +18,11 @@ from cluster_ddp.agent.job.restart.job_nodes import LOST
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
-from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.run import fence
 from cluster_ddp.run.names import Env, File, Then
+from cluster_ddp.run.outcome import Outcome
 
 
 class Starts:
@@ -67,7 +67,6 @@ class Starts:
                 self.follows = self._decide(ended)
                 if self.follows.then != Then.RESTART:
                     return ended
-                self._job.note(ended._replace(requeued=True))
                 self.number += 1
 
     def _begin(self) -> None:
@@ -138,12 +137,15 @@ class Starts:
         return bool(self._job.over()) if asks else self._job.is_over
 
     def _decide(self, ended: Outcome) -> Verdict:
-        """Return what follows; end the step, unless the next start begins in it."""
+        """Return what follows, and note it; end the step, unless the next start begins in it.
+
+        What follows a start that was stopped in time is not known yet.
+        """
         follows = Verdict(Then.END)
         if ended.state == "FAILED" and not self._is_over():
-            follows = self.recovery.after(ended, self.number, self._reports)
-        else:
-            self._history.end(self.number, ended.state, ended.time)
+            follows = self.recovery.after(ended, self._reports)
+        elif ended.state != "STOPPED":
+            self._history.end(ended)
         self._left_logs = self._reports.logs_of_gone()
         training = self.recovery.nodes.training
         self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and training == self._on.nodes

@@ -6,12 +6,14 @@ import threading
 import time
 from pathlib import Path
 
-from cluster_ddp.agent import first_failure, outcome
+from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job import job_log
-from cluster_ddp.agent.outcome import End, Failure, Outcome
+from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.task.supervisor import PATIENCE_S
+from cluster_ddp.run import outcome
 from cluster_ddp.run.names import EXIT_STOPPED, File
+from cluster_ddp.run.outcome import Failure, Outcome
 
 # Seconds that other ranks have to say how they fail, after the first one: after an exception, after a signal.
 _WORDS_S, _KILLED_S = 2.0, 0.5

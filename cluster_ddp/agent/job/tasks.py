@@ -16,13 +16,13 @@ from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.job.restart.job_nodes import Ending, Spares, Standby
 from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.outcome import TERM
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.orders import SPARE
 from cluster_ddp.agent.task.spawn import allow_many_files, spawn
 from cluster_ddp.agent.task.supervisor import Supervisor, status_of, wake
 from cluster_ddp.run.names import Env
+from cluster_ddp.run.outcome import TERM
 
 HELD = signals.WARNINGS
 """What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches

@@ -15,8 +15,8 @@ from cluster_ddp import processes
 from cluster_ddp.agent import launch_env
 from cluster_ddp.agent.channel import Client, Message
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.rank_notes import one_line
 from cluster_ddp.agent.task import python_module, signals
+from cluster_ddp.errors import one_line
 from cluster_ddp.slurm.variables import node_name
 
 _LONGEST_WAIT_S = 3600.0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import FailureNote, Notes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.signals import PendingSignals

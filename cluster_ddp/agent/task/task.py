@@ -16,17 +16,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import launch_env, outcome, rank_notes
+from cluster_ddp.agent import launch_env, rank_notes
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.rank_notes import Notes, one_line
+from cluster_ddp.agent.rank_end import End
+from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import python_module, rank_command, signals
 from cluster_ddp.agent.task.no_process_group import GroupCheck
 from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
 from cluster_ddp.agent.task.warm_process import Warm
-from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
+from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError, one_line
+from cluster_ddp.run import outcome
 from cluster_ddp.run.files import open_own
 from cluster_ddp.run.names import Env, File
 from cluster_ddp.slurm.variables import node_name

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 
 from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.rank_notes import one_line
 from cluster_ddp.agent.task import python_module, signals
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.agent.task.supervisor import say
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import SpecError, one_line
 
 MODULE = "cluster_ddp.runtime.fork.warm_rank"
 READY = b"ready\n"

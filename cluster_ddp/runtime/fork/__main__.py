@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from cluster_ddp import processes
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.option_types import count
-from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.no_process_group import GroupCheck

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import first_failure, outcome
-from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.agent import first_failure
+from cluster_ddp.run import journal, outcome
 from cluster_ddp.run.files import json_lines, tail
 from cluster_ddp.run.names import ASIDE, RECORDS_VERSION, RESTART, File
+from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.runtime.run_dir.fenced_writes import append
 from cluster_ddp.slurm.topology import Topology
 
@@ -80,12 +81,11 @@ def _cause(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
     label = topology.job_label or ""
     is_same_job = last.get("job", label) == label
     folder = run_dir if is_same_job else run_dir / ASIDE.format(last.get("job"))
-    # Nothing is moved aside but by `submit --resume`: CLUSTER_DDP_RUN_DIR may have been set by hand.
     of_that = label if is_same_job else str(last.get("job"))
     before, restart = topology.restart_count - 1, last.get("restart")
-    if ended := _ended(folder, of_that) or _ended(run_dir, of_that):
-        is_older = isinstance(restart, int) and ended.restart < restart
-        if ended.restart == before if is_same_job else not is_older:
+    if ended := journal.last_end(run_dir, of_that):
+        is_older = isinstance(restart, int) and ended.start < restart
+        if ended.start == before if is_same_job else not is_older:
             return _in_words(ended)
     log = tail(folder / File.JOB_LOG)
     starts = _RESTART.split(log)
@@ -95,14 +95,6 @@ def _cause(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
     # Slurm says in the log why it ends a batch script, unless the node of that script is gone.
     is_silent = log and is_same_job and restart == before and "CANCELLED AT" not in of_start
     return _SILENT.format(last.get("master_addr", "")) if is_silent else _UNKNOWN
-
-
-def _ended(folder: Path, label: str) -> Outcome | None:
-    """How a start of a job ended; None if its record is missing, damaged or another job's. "" is any job."""
-    with contextlib.suppress(OSError, ValueError):
-        ended = outcome.read(folder)
-        return ended if ended is not None and label in ("", ended.job) else None
-    return None
 
 
 def _in_words(ended: Outcome) -> str:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from cluster_ddp import processes
-from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job import inherited_env
 from cluster_ddp.errors import JobError, RunDirError, SpecError
-from cluster_ddp.run.files import why
+from cluster_ddp.run import journal
 from cluster_ddp.run.job_file import JobFile
+from cluster_ddp.run.journal import Event
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends import job_identity
@@ -84,19 +84,14 @@ class ThisMachine:
             raise JobError(f"Cancelling job {label} on this machine:", found, "ask that user") from error
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
-        """Return the job's status, from outcome.json in its run directory and from its process.
+        """Return the job's status, from the journal in its run directory and from its process.
 
         Raises:
-            RunDirError: outcome.json is damaged; or it is missing, and the job runs, or ran, on another machine.
+            RunDirError: the journal does not tell, and the job runs, or ran, on another machine.
         """
-        running = _is_running(label, folder)  # before its outcome is read: the job writes that, then ends
-        path = folder / File.OUTCOME
-        try:
-            ended = outcome.read(folder)
-        except (OSError, ValueError) as error:
-            hint = f"remove it, and the job counts as failed: rm {shlex.quote(str(path))}"
-            raise RunDirError(f"Reading {path}:", f"it is damaged: {why(error)}.", hint) from error
-        if ended is not None and not ended.requeued:
+        running = _is_running(label, folder)  # before its end is read: the job writes that, then ends
+        ended = journal.last_end(folder, label)
+        if ended is not None and not ended.starts_again:
             state, exit_code = _STATES.get(ended.state, ended.state), ended.status
         elif running:
             state, exit_code = "RUNNING", 0
@@ -115,10 +110,11 @@ def _is_running(label: str, folder: Path) -> bool:
     known = job_identity.of(folder, label)
     if known.process and processes.started(int(label)) == known.process:
         return True
-    if known.host and known.host != socket.gethostname() and not (folder / File.OUTCOME).exists():
+    if known.host and known.host != socket.gethostname() and journal.last_end(folder, label) is None:
         found = f"it was started on {known.host}, and this is {socket.gethostname()}."
-        record = {"version": outcome.VERSION, "job": label, "restart": 0, "state": "FAILED", "status": 1}
-        noted = f"echo {shlex.quote(json.dumps(record))} >{shlex.quote(str(folder / File.OUTCOME))}"
+        end = {"time": round(time.time()), "job": label, "start": 0, "state": "FAILED", "status": 1}
+        line = json.dumps({"event": Event.END, **end})
+        noted = f"echo {shlex.quote(line)} >>{shlex.quote(str(folder / File.JOURNAL))}"
         hint = f"ask there; if it has ended, note that: {noted}"
         raise RunDirError(f"Looking for job {label} of {folder}:", found, hint)
     return False

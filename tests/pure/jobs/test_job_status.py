@@ -13,9 +13,10 @@ import pytest
 from slowness import wait_until
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent import outcome
-from cluster_ddp.agent.outcome import Failure, Outcome
 from cluster_ddp.cli import report, status
+from cluster_ddp.run import journal
+from cluster_ddp.run.names import Then
+from cluster_ddp.run.outcome import Failure, Outcome
 from cluster_ddp.submission import planning, submit_plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -83,7 +84,7 @@ def test_the_last_figures_are_shown(capsys, fake_slurm: FakeSlurm) -> None:
 
 def test_restarts_in_the_allocation_and_requeues_are_counted_apart(capsys, fake_slurm: FakeSlurm) -> None:
     then = ["restart", "requeue", "restart", "restart", "end", None, ["restart"]]
-    lines = [json.dumps({"event": "end", "time": at, "then": one}) for at, one in enumerate(then)]
+    lines = [json.dumps({"event": "end", "time": at, "then": one, "failed": {}}) for at, one in enumerate(then)]
     (submit() / "job.jsonl").write_text("\n".join([*lines, '{"event": "end", "then": "restart"}', '{"time": 9, "th']))
     slurm_says(fake_slurm, record(12, restarts=1))
     assert rows(capsys)[0][4:6] == ["3", "1"]
@@ -126,7 +127,9 @@ def test_what_failed_first_is_said_in_words(
     run_dir = submit()
     if marker:
         who, _, words = marker.partition(": ")
-        outcome.write(run_dir, Outcome("12", 0, "FAILED", 1, Failure(int(who.split()[1]), who.split()[3], 1, words)))
+        journal.append_end(
+            run_dir, Outcome("12", 0, "FAILED", 1, Failure(int(who.split()[1]), who.split()[3], 1, words)), shared=False
+        )
     (run_dir / "job.log").write_text(log)
     slurm_says(fake_slurm, record(12, state))
     assert f"Job 12: failed first: {said}\n" in table(capsys)
@@ -140,16 +143,16 @@ FIRST = Failure(1, "n2", 1, "ValueError: x")
     [
         ("FAILED", 0, Outcome("12", 0, "FAILED", 1, FIRST), True),
         ("FAILED", 0, Outcome("13", 0, "FAILED", 1, FIRST), False),  # another job's
-        ("RUNNING", 1, Outcome("12", 0, "FAILED", 1, FIRST, requeued=True), False),
-        ("PENDING", 1, Outcome("12", 0, "FAILED", 1, FIRST, requeued=True), True),  # why it waits again
-        ("TIMEOUT", 1, Outcome("12", 0, "FAILED", 1, FIRST, requeued=True), False),  # the start after it
+        ("RUNNING", 1, Outcome("12", 0, "FAILED", 1, FIRST, then=Then.REQUEUE), False),
+        ("PENDING", 1, Outcome("12", 0, "FAILED", 1, FIRST, then=Then.REQUEUE), True),  # why it waits again
+        ("TIMEOUT", 1, Outcome("12", 0, "FAILED", 1, FIRST, then=Then.REQUEUE), False),  # the start after it
         ("CANCELLED", 2, Outcome("12", 1, "FAILED", 1, FIRST), False),  # requeued by hand
     ],
 )
 def test_only_the_failure_of_the_last_start_is_said(
     capsys, fake_slurm: FakeSlurm, state: str, restarts: int, ended: Outcome, is_said: bool
 ) -> None:
-    outcome.write(submit(), ended)
+    journal.append_end(submit(), ended, shared=False)
     slurm_says(fake_slurm, record(12, state, restarts=restarts))
     assert status.main(["12", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["failure"] == (FIRST.text if is_said else None)
@@ -161,7 +164,7 @@ def test_only_the_failure_of_the_last_start_is_said(
         (Outcome("12", 0, "FAILED", 1, FIRST, time=2.0), "FAILED"),
         (Outcome("12", 0, "TIMEOUT", 1, time=2.0), "TIMEOUT"),
         (Outcome("12", 0, "FAILED", 1, FIRST, time=0.5), "unknown"),  # of an earlier start
-        (Outcome("12", 0, "STOPPED", 75, requeued=True, time=2.0), "unknown"),
+        (Outcome("12", 0, "STOPPED", 75, then=Then.REQUEUE, time=2.0), "unknown"),
     ],
 )
 def test_a_run_that_slurm_does_not_know_ended_as_its_agent_says(
@@ -169,7 +172,7 @@ def test_a_run_that_slurm_does_not_know_ended_as_its_agent_says(
 ) -> None:
     run_dir = submit()
     (run_dir / "starts.jsonl").write_text(json.dumps(START) + "\n")
-    outcome.write(run_dir, ended)
+    journal.append_end(run_dir, ended, shared=False)
     slurm_says(fake_slurm)
     fake_slurm.command("sacct", "exit 1")
     assert rows(capsys)[0][2] == state
@@ -522,12 +525,16 @@ def test_jobs_here_and_on_slurm_with_the_same_id_are_both_shown(capsys, folder: 
     assert [row[0] for row in rows(capsys)] == ["13", "13"]
 
 
-def test_a_damaged_end_of_a_job_on_this_machine_is_no_end(capsys, folder: Path) -> None:
-    for job, text in (("13", "{"), ("14", '{"state": "COMPLETED"}'), ("15", "[]")):
+def test_a_job_on_this_machine_whose_end_is_damaged_has_failed(capsys, folder: Path) -> None:
+    for job, text in (
+        ("13", "{"),
+        ("14", '{"event": "end", "time": 1, "job": "14", "state": "COMPLETED"}'),
+        ("15", "[]"),
+    ):
         (folder / "runs" / job).mkdir(parents=True)
         (folder / "runs" / job / "spec.json").write_text(json.dumps({**SPEC, "job": job}))
-        (folder / "runs" / job / "outcome.json").write_text(text)
-    assert [row[2] for row in rows(capsys)] == ["unknown"] * 3
+        (folder / "runs" / job / "job.jsonl").write_text(text)
+    assert [row[2] for row in rows(capsys)] == ["FAILED"] * 3
 
 
 def test_ctrl_c_while_slurm_does_not_answer_is_no_traceback(fake_slurm: FakeSlurm) -> None:

@@ -12,10 +12,13 @@ import pytest
 from slowness import LIMIT_S, scaled
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent import chain_file, outcome
+from cluster_ddp.agent import chain_file
 from cluster_ddp.cli import cancel, logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
 from cluster_ddp.jobs import find_runs, run_record, watch
+from cluster_ddp.run import journal
+from cluster_ddp.run.names import Then
+from cluster_ddp.run.outcome import Failure, Outcome
 from cluster_ddp.runtime.failure import hang_verdict
 from cluster_ddp.submission import job, planning, resume, submit_plan
 from cluster_ddp.submission.spec import JobSpec
@@ -87,7 +90,7 @@ def test_the_last_line_is_what_failed_first(capsys, fake_slurm: FakeSlurm, words
     assert find_runs.of_run(run_record.read(run_dir)).logs().endswith(f"{verdict}\n")
 
 
-@pytest.mark.parametrize("as_well", [(), ("outcome.json",), ("run.json",)])
+@pytest.mark.parametrize("as_well", [(), ("job.jsonl",), ("run.json",)])
 def test_the_logs_of_a_launch_are_read_in_its_run_directory(capsys, folder: Path, as_well: tuple[str, ...]) -> None:
     run_dir = folder / "my train-12"
     run_dir.mkdir()
@@ -102,25 +105,25 @@ def test_the_logs_of_a_launch_are_read_in_its_run_directory(capsys, folder: Path
 
 
 @pytest.mark.parametrize(
-    ("rank", "requeued", "start", "is_shown"),
+    ("rank", "then", "start", "is_shown"),
     [
-        (1, False, {"ranks": 2, "time": 5.0}, True),
-        (1, True, {"ranks": 2, "time": 5.0}, False),
-        (0, False, {"ranks": 2, "time": 5.0}, False),
-        (7, False, {"ranks": 2, "time": 5.0}, False),
-        (None, False, {"ranks": 2, "time": 5.0}, False),
-        (1, False, {"ranks": 8, "time": 5.0}, False),  # torchrun: a log for each node
-        (1, False, {"ranks": 2, "time": 20.0}, False),  # a later start runs, or has ended well
+        (1, Then.END, {"ranks": 2, "time": 5.0}, True),
+        (1, Then.REQUEUE, {"ranks": 2, "time": 5.0}, False),
+        (0, Then.END, {"ranks": 2, "time": 5.0}, False),
+        (7, Then.END, {"ranks": 2, "time": 5.0}, False),
+        (None, Then.END, {"ranks": 2, "time": 5.0}, False),
+        (1, Then.END, {"ranks": 8, "time": 5.0}, False),  # torchrun: a log for each node
+        (1, Then.END, {"ranks": 2, "time": 20.0}, False),  # a later start runs, or has ended well
     ],
 )
 def test_the_log_of_the_rank_that_failed_first_is_shown(
-    capsys, folder: Path, rank: int | None, requeued: bool, start: dict[str, float], is_shown: bool
+    capsys, folder: Path, rank: int | None, then: str, start: dict[str, float], is_shown: bool
 ) -> None:
     (run_dir := folder / "runs" / "train-3").mkdir(parents=True)
     printed(run_dir, task_0="stopped: rank 1 on n1 failed (see its error).\n", task_1="its error\n")
     (run_dir / "starts.jsonl").write_text(json.dumps({"kind": "start", **start}) + "\n")
-    failed = outcome.Failure(rank, "n1", 1, "ValueError: x")
-    outcome.write(run_dir, outcome.Outcome("3", 0, "FAILED", 1, failed, requeued=requeued, time=10.0))
+    failed = Failure(rank, "n1", 1, "ValueError: x")
+    journal.append_end(run_dir, Outcome("3", 0, "FAILED", 1, failed, then=then, time=10.0), shared=False)
     more = ["[task-1] its error"] if is_shown else []
     assert shown(capsys, str(run_dir)) == ["stopped: rank 1 on n1 failed (see its error).", *more]
 

@@ -94,7 +94,7 @@ def test_its_end_is_ours(tmp_path: Path, end: JobStatus, outcome: int, words: st
 
 def test_only_a_job_that_has_saved_something_is_to_be_resumed(tmp_path: Path) -> None:
     """One that failed before it saved anything has nothing to resume."""
-    files = ("spec.json", "job.sbatch", "job.log", "task-0.log", "task-1.log", "outcome.json", "usage-0.jsonl")
+    files = ("spec.json", "job.sbatch", "job.log", "task-0.log", "task-1.log", "job.jsonl", "usage-0.jsonl")
     files = (*files, "run.json", "starts.jsonl", "metrics.jsonl", "trackers")  # it trained, but saved nothing
     for name in files:
         (tmp_path / name).touch()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from slowness import LIMIT_S, scaled
 
+from cluster_ddp.run import journal
 from cluster_ddp.submission.frozen import frozen_agent
 
 
@@ -99,8 +100,9 @@ def test_it_runs_a_job_where_this_package_is_not(archive: Path, version: str) ->
     done = run(PYTHONS[version], str(archive), *words, cwd=archive.parent)
     assert done.returncode == 7, done.stderr
     assert (archive.parent / "run" / "task-1.log").read_text() == "rank 1 of 2 at 127.0.0.1: it's $HOME\n"
-    ended = json.loads((archive.parent / "run" / "outcome.json").read_text())
-    assert (ended["state"], ended["status"], ended["first"]["rank"]) == ("FAILED", 7, 1)
+    ended = journal.last_end(archive.parent / "run")
+    assert ended is not None and ended.first is not None
+    assert (ended.state, ended.status, ended.first.rank) == ("FAILED", 7, 1)
     assert "Failed first, with status 7: rank 1 on " in done.stderr
 
 

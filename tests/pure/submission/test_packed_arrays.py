@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job.pack import packed_task
-from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.errors import SpecError
-from cluster_ddp.run.names import File
+from cluster_ddp.run import journal
+from cluster_ddp.run.names import File, Then
+from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission import packed_jobs
@@ -107,9 +107,10 @@ def test_the_state_of_a_task(
     reason: str,
 ) -> None:
     if starts:
-        packed_task.begin(tmp_path, packed_task.Turn(starts, at_requeue, time.time() - 61), shared=False)
+        packed_task.begin(tmp_path, "12_7", packed_task.Turn(starts, at_requeue, time.time() - 61), shared=False)
     if ended is not None:
-        outcome.write(tmp_path, Outcome("12_7", 0, ended[0], 3, requeued=ended[1]))
+        then = Then.REQUEUE if ended[1] else Then.END
+        journal.append_end(tmp_path, Outcome("12_7", 0, ended[0], 3, then=then), shared=False)
     found = packed_status.of_task(tmp_path, "12_7", job)
     assert (found.state, found.reason, found.array_task) == (state, reason, "7")
     assert found.restarts == max(0, starts - 1)
@@ -120,5 +121,5 @@ def test_the_state_of_a_task(
 def test_a_task_that_waits_is_cancelled_at_once(tmp_path: Path) -> None:
     (tmp_path / File.CANCEL).touch()
     assert packed_status.of_task(tmp_path, "12_7", RUNNING).state == "CANCELLED"
-    packed_task.begin(tmp_path, packed_task.Turn(1, 1, time.time()), shared=False)
+    packed_task.begin(tmp_path, "12_7", packed_task.Turn(1, 1, time.time()), shared=False)
     assert packed_status.of_task(tmp_path, "12_7", RUNNING).state == "RUNNING", "until its agent has ended it"

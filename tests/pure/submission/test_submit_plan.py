@@ -123,7 +123,6 @@ def test_a_submission_that_is_under_way_is_no_run_yet(fake_slurm: FakeSlurm) -> 
 
 def test_a_run_whose_next_submission_was_killed_stays_and_can_be_resumed(fake_slurm: FakeSlurm) -> None:
     (job,) = submit()
-    (job.run_dir / "outcome.json").write_text("{}")
     (job.run_dir / File.CANCELLED).touch()
     fake_slurm.command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     fake_slurm.command("sacct", "true")
@@ -136,7 +135,7 @@ def test_a_run_whose_next_submission_was_killed_stays_and_can_be_resumed(fake_sl
         resume.find(job.run_dir, Path("runs"))
     subprocess.run(["bash", "-c", raised.value.hint.partition("undo that: ")[2]], check=True)
     assert resume.find(job.run_dir, Path("runs")).job == "12"
-    assert files(job.run_dir) == [".cancelled", "agent.pyz", "job.json", "job.sbatch", "outcome.json", "spec.json"]
+    assert files(job.run_dir) == [".cancelled", "agent.pyz", "job.json", "job.sbatch", "spec.json"]
 
 
 def test_a_folder_that_a_killed_submission_was_to_use_can_be_used(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:

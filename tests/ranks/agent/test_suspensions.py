@@ -15,7 +15,7 @@ from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE
 
 from cluster_ddp import processes
-from cluster_ddp.agent import outcome
+from cluster_ddp.run import journal
 
 ENV = {name: value for name, value in PLACE.items() if not name.startswith("SLURM")}
 TRAINING = """import os, pathlib, time, torch, torch.distributed as dist, cluster_ddp
@@ -81,6 +81,6 @@ def test_a_suspended_job_trains_on(tmp_path: Path, launcher: str) -> None:
             os.kill(pid, signal.SIGKILL)
         job.wait()
     said = "".join(path.read_text() for path in (*(tmp_path / "run").glob("*.log"), tmp_path / "job.log"))
-    ended = outcome.read(tmp_path / "run")
-    assert ended is not None and (ended.state, ended.restart) == ("COMPLETED", 0), said
+    ended = journal.last_end(tmp_path / "run")
+    assert ended is not None and (ended.state, ended.start) == ("COMPLETED", 0), said
     assert "No step was completed" not in said and "Starting again" not in said, said

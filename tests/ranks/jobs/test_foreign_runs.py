@@ -27,13 +27,12 @@ from cluster_ddp.jobs.find_runs import of_run
 __all__ = ["fake_slurm"]
 
 FILES = ("spec.json", "run.json", "metrics.jsonl", "starts.jsonl", "usage-0.jsonl", "job.log", "task-0.log")
-FILES += ("hang.txt", "stack-rank0.txt", ".progress", ".lock", "outcome.json", "job.jsonl")
+FILES += ("hang.txt", "stack-rank0.txt", ".progress", ".lock", "job.jsonl")
 ANSWER = {"rank": 0, "host": "n1", "pid": 7, "where": "t.py:3", "doing": "loop", "operation": "all_reduce", "number": 1}
 FIRST = {"rank": 0, "host": "n1", "status": 1, "words": "E"}
-ENDED = {"version": 1, "job": "13", "restart": 0, "state": "FAILED", "status": 1, "first": FIRST, "lost_nodes": ["n2"]}
-ENDED |= {"requeued": False, "time": 2.0}
-FAILED = {"time": BEGAN_S + 9.0, "start": 0, "node": "n1", "rank": 0, "words": "E", "lost_s": 3.0, "then": "restart"}
-FAILED |= {"event": "end", "job": "13", "without": ["n1"]}
+ENDED = {"event": "end", "job": "13", "start": 0, "state": "FAILED", "status": 1, "first": FIRST, "lost_nodes": ["n2"]}
+WHY = {"node": "n1", "rank": 0, "words": "E", "lost_s": 3.0, "without": ["n1"]}
+FAILED = {**ENDED, "time": BEGAN_S + 9.0, "then": "restart", "failed": WHY}
 HAD = [
     {"event": "start", "time": BEGAN_S, "job": "13", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 2},
     {"event": "end", "time": BEGAN_S + 9, "state": "FAILED", "saved": None},
@@ -87,7 +86,6 @@ def full_run(folder: Path) -> Path:
     (run_dir / "job.log").write_text("Restart 1 of job 12.\n")
     (run_dir / "task-0.log").write_text("loss 3\n")
     (run_dir / "stack-rank0.txt").write_text(json.dumps(ANSWER) + "\n")
-    (run_dir / "outcome.json").write_text(json.dumps(ENDED))
     write_lines(run_dir / "job.jsonl", [*HAD, FAILED, FAILED])
     return run_dir
 
@@ -162,9 +160,9 @@ def runs(fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path / "runs"
 
 
-@pytest.mark.parametrize("name", ["spec.json", "run.json", "stack-rank0.txt", "outcome.json", ".lock"])
+@pytest.mark.parametrize("name", ["spec.json", "run.json", "stack-rank0.txt", ".lock"])
 def test_no_verb_fails_of_objects_that_are_others(runs: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    good: dict[str, Any] = {"stack-rank0.txt": ANSWER, "outcome.json": ENDED}
+    good: dict[str, Any] = {"stack-rank0.txt": ANSWER}
     good |= {".lock": {"job": "12", "process": 7}, "run.json": {"topology": {"job_id": 12}, "versions": {"a": "1"}}}
     good["spec.json"] = json.loads((make_run(runs.parent / "first", epochs=1) / "spec.json").read_text())
     for number, value in enumerate(mutations(good[name])):

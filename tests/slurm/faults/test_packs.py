@@ -63,6 +63,9 @@ class Packed:
     folder: Path
     """The run directory of its first task."""
 
+    def id(self, task: int) -> str:
+        return f"{self.label.rpartition('-')[2]}_{task}"
+
     def path(self, task: int) -> Path:
         return self.folder.with_name(f"{self.label}_{task}")
 
@@ -92,8 +95,7 @@ class Packed:
 
     def wait_for_ends(self, *tasks: int) -> None:
         """Wait until tasks have ended for good. To ask `status` again and again would take the CPUs."""
-        name = self.label.rpartition("-")[2]
-        self.wait_for(lambda: all(packed_task.final(self.path(task), f"{name}_{task}") for task in tasks))
+        self.wait_for(lambda: all(packed_task.final(self.path(task), self.id(task)) for task in tasks))
 
     def said(self) -> str:
         logs = [path.read_text() for path in self.folder.with_name(self.label).glob("pack-*.log")]
@@ -155,7 +157,7 @@ def test_a_job_that_ends_in_the_middle_of_its_tasks_resumes_those(slurm: Cluster
     run.wait_for_ends(*range(3))
     job = run.end_of_job()
     assert (job.state, job.restarts) == ("COMPLETED", 1)
-    assert [packed_task.last(run.path(task)).starts for task in range(3)] == [2, 1, 2]
+    assert [packed_task.last(run.path(task), run.id(task)).starts for task in range(3)] == [2, 1, 2]
     ends = {log.read_text().splitlines()[-1] for log in logs}
     assert len(ends) == 1, "as without a stop"
     assert "weights" in ends.pop()

@@ -15,17 +15,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import array_values, launch_env, outcome
+from cluster_ddp.agent import array_values, launch_env
 from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.agent.job.pack.packed_task import Turn
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options, words
-from cluster_ddp.agent.outcome import AGENT_KILLED, Failure, Outcome
 from cluster_ddp.agent.task import signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.errors import counted
-from cluster_ddp.run.names import EXIT_STOPPED, RESTART, File
+from cluster_ddp.run import journal
+from cluster_ddp.run.names import EXIT_STOPPED, RESTART, File, Then
+from cluster_ddp.run.outcome import AGENT_KILLED, Failure, Outcome
 from cluster_ddp.slurm.variables import Variables
 
 _HELD = (*signals.WARNINGS, signal.SIGTERM, signal.SIGCHLD)
@@ -97,8 +98,8 @@ class Pack:
         return f"{self._array}_{task}"
 
     def _final(self, task: int) -> Outcome | None:
-        ended = self._ends.get(task) or packed_task.noted(self._folder(task), self._name(task))
-        return None if ended is None or ended.requeued else ended
+        ended = self._ends.get(task) or journal.last_end(self._folder(task), self._name(task))
+        return None if ended is None or ended.starts_again else ended
 
     def _is_done(self, task: int) -> bool:
         return self._final(task) is not None or packed_task.is_elsewhere(self._folder(task))
@@ -117,12 +118,12 @@ class Pack:
 
     def _start(self, task: int) -> None:
         """Start a task's agent, which writes to the task's log; or note that the task was cancelled before."""
-        folder, before = self._folder(task), packed_task.last(self._folder(task))
+        folder, before = self._folder(task), packed_task.last(self._folder(task), self._name(task))
         if os.path.lexists(folder / File.CANCEL):
             self._note(task, Outcome(self._name(task), before.starts, "CANCELLED", 143))
             return
         turn = Turn(before.starts + 1, self._requeues, time.time())
-        is_noted = packed_task.begin(folder, turn, shared=self._options.share)
+        is_noted = packed_task.begin(folder, self._name(task), turn, shared=self._options.share)
         starts = before.starts if is_noted else max(before.starts, self._requeues)  # else they would never end
         env = packed_task.environment(self._env, self._at_a_time, self._numbers, task, starts)
         command = [*agent(), "job", *words(packed_task.options(self._options, env, self._label))]
@@ -136,7 +137,7 @@ class Pack:
 
     def _note(self, task: int, ended: Outcome) -> None:
         self._ends[task] = ended
-        outcome.write(self._folder(task), ended, shared=self._options.share)
+        journal.append_end(self._folder(task), ended, shared=self._options.share)
 
     def _wait(self) -> None:
         """Wait for a signal or an end, and take it."""
@@ -165,10 +166,11 @@ class Pack:
         """Take the end of a task's agent."""
         if code == -signal.SIGTERM and signals.wait([signal.SIGTERM], _TERM_S) is not None:
             self._end()  # Slurm has told all processes of the job
-        turn = packed_task.last(self._folder(task))
+        turn = packed_task.last(self._folder(task), self._name(task))
         self._was_stopped |= code == EXIT_STOPPED
-        ended = packed_task.noted(self._folder(task), self._name(task))
-        if ended is not None and (packed_task.stopped(ended, turn) or (ended.time >= turn.time and not ended.requeued)):
+        ended = journal.last_end(self._folder(task), self._name(task))
+        is_of_turn = ended is not None and ended.time >= turn.time
+        if ended is not None and is_of_turn and (ended.state == "STOPPED" or not ended.starts_again):
             self._ends[task] = ended
             return
         # It was killed, or its disk is full. Of one that was killed, the step still runs.
@@ -176,7 +178,10 @@ class Pack:
         status = code if code >= 0 else 128 - code
         killed = Failure(None, self._env.get("SLURMD_NODENAME", ""), status, AGENT_KILLED)
         why, is_left = (killed if code < 0 else None), code == EXIT_STOPPED
-        self._note(task, Outcome(self._name(task), turn.starts - 1, state, status, why, requeued=is_left))
+        self._note(
+            task,
+            Outcome(self._name(task), turn.starts - 1, state, status, why, then=Then.REQUEUE if is_left else Then.END),
+        )
         for pid in processes.children(os.getpid()):
             if pid not in self._running:
                 signals.send(pid, signal.SIGTERM)

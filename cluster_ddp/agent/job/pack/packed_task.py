@@ -1,6 +1,6 @@
 """A packed task: its options and environment, in which the job looks like the task's own; its starts.
 
-Its starts are in its run directory, in packed.json. The job writes it, `status` reads it.
+Its starts are in its own run directory, in the journal: the job that holds it notes each turn, `status` reads them.
 
 Its step has a part of the job: `srun --exact` gives it these CPUs, GPUs and this memory only, and waits until they are
 free (seen with 22.05 and 26.05: "step creation temporarily disabled, retrying").
@@ -8,23 +8,23 @@ free (seen with 22.05 and 26.05: "step creation temporarily disabled, retrying")
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent import outcome
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.run.files import atomic_write, read_regular
+from cluster_ddp.run import journal
+from cluster_ddp.run.files import read_regular
+from cluster_ddp.run.journal import Event
 from cluster_ddp.run.names import File
+from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 
 _SHARED = ("SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_MEM_PER_NODE")
 _TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-_SPEC_BYTES, _BYTES = 8 << 20, 4096
+_SPEC_BYTES = 8 << 20
 
 
 def share(tasks: Sequence[int], jobs: int, job: int) -> list[int]:
@@ -84,41 +84,32 @@ NONE = Turn(0, 0, 0.0)
 """Of a task that has not been started."""
 
 
-def begin(folder: Path, turn: Turn, *, shared: bool) -> bool:
-    """Note a start. Returns whether it is noted: the disk may be full."""
-    try:
-        with atomic_write(folder / File.PACKED, shared=shared) as file:
-            file.write(json.dumps(turn._asdict()).encode() + b"\n")
-    except OSError:
-        return False
-    return True
+def begin(folder: Path, label: str, turn: Turn, *, shared: bool) -> bool:
+    """Note a start of a task with this label. Returns whether it is noted: the disk may be full."""
+    return journal.append(folder, Event.TURN, shared=shared, job=label, **turn._asdict())
 
 
-def last(folder: Path) -> Turn:
-    """Return the last start; `NONE` if there is none, or it can't be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(read_regular(folder / File.PACKED, _BYTES))
-        return Turn(int(found["starts"]), int(found["requeues"]), float(found["time"]))
-    return NONE
+def last(folder: Path, label: str) -> Turn:
+    """Return the last start of a task; `NONE` if there is none, or it can't be read."""
+    turn = NONE
+    for one in journal.events(folder):
+        starts, requeues = one.get("starts"), one.get("requeues")
+        if one.get("event") == Event.TURN and one.get("job") == label and type(starts) is type(requeues) is int:
+            turn = Turn(starts, requeues, one["time"])
+    return turn
 
 
 def final(folder: Path, label: str) -> Outcome | None:
     """Return how a task has ended for good; None if it has not, and is to be started (again)."""
-    ended = noted(folder, label)
-    return None if ended is None or ended.requeued else ended
+    ended = journal.last_end(folder, label)
+    return None if ended is None or ended.starts_again else ended
 
 
-def noted(folder: Path, label: str) -> Outcome | None:
-    """Return how the task's last start has ended that has; None if none has, or it can't be read."""
-    with contextlib.suppress(OSError, ValueError):
-        ended = outcome.read(folder)
-        return ended if ended is not None and ended.job == label else None
-    return None
-
-
-def stopped(ended: Outcome | None, turn: Turn) -> bool:
-    """Whether the last start was stopped in time, and the task waits for another."""
-    return ended is not None and ended.requeued and ended.state == "STOPPED" and ended.time >= turn.time
+def is_stopped(folder: Path, label: str) -> bool:
+    """Whether the last start of a task was stopped in time, and the task waits for another."""
+    ended = journal.last_end(folder, label)
+    is_of_turn = ended is not None and ended.time >= last(folder, label).time
+    return ended is not None and is_of_turn and ended.starts_again and ended.state == "STOPPED"
 
 
 def is_elsewhere(folder: Path) -> bool:

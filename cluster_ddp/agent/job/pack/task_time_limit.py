@@ -16,10 +16,10 @@ from cluster_ddp import processes
 from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.outcome import KILL, TERM, Outcome
 from cluster_ddp.agent.task.supervisor import PATIENCE_S
 from cluster_ddp.run.files import refresh
 from cluster_ddp.run.names import File
+from cluster_ddp.run.outcome import KILL, TERM, Outcome
 
 _LOOK_S, _TERM_S = 2.0, 2.0
 _NEVER = float("inf")
@@ -75,7 +75,7 @@ class TaskLimits:
         If Slurm ends the job, TERM ends this process, too, a moment later: then the task has not failed.
         """
         if self._state and ended.status:
-            return Outcome(ended.job, ended.restart, self._state, _STATUSES[self._state])
+            return Outcome(ended.job, ended.start, self._state, _STATUSES[self._state])
         may_be_slurms = ended.first is None or ended.first.host == first_failure.SRUN or ended.status in (TERM, KILL)
         if ended.state == "FAILED" and may_be_slurms:
             time.sleep(_TERM_S)

@@ -15,6 +15,7 @@ from cluster_ddp.run import journal
 from cluster_ddp.run.files import open_own
 from cluster_ddp.run.journal import NO_CHECKPOINT, Event, Failed
 from cluster_ddp.run.names import File, Then
+from cluster_ddp.run.outcome import Outcome
 
 _LARGEST_FILE = 1 << 20
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
@@ -52,14 +53,22 @@ class History:
         """Note how many nodes the job has from now on."""
         self._note(Event.NODES, nodes=count)
 
-    def end(self, start: int, state: str, ended_s: float) -> None:
-        """Note how a start has ended, and when: seconds of UNIX time."""
-        self._note(Event.END, start=start, state=state, time=ended_s, saved=self.saved_s)
+    def end(self, ended: Outcome, failed: Failed | None = None) -> bool:
+        """Note how a start has ended, and what follows. Returns whether the job will know it after a requeue.
 
-    def add(self, failed: Failed) -> bool:
-        """Add the failure of a start, which has ended. Returns whether the job will know it after a requeue."""
-        self.failures.append(failed)
-        return self._note(Event.END, state="FAILED", saved=self.saved_s, **failed._asdict())
+        Args:
+            ended: how it ended.
+            failed: of a start that failed, if restarts were asked for.
+        """
+        if failed is not None:
+            self.failures.append(failed)
+        return self._run_dir is not None and journal.append_end(
+            self._run_dir, ended, shared=self._shared, saved_s=self.saved_s, failed=failed
+        )
+
+    def refused(self) -> None:
+        """Note that the job does not start again, though the last end says so."""
+        self._note(Event.REFUSED)
 
     def close(self) -> None:
         """Note that the job has nothing from now on; without a start before, the end would be that of another job."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster_ddp.agent import first_failure, launch_env, outcome
+from cluster_ddp.agent import first_failure, launch_env
 from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.job.restart import failures, job_nodes
 from cluster_ddp.agent.job.restart.failures import History, Verdict
 from cluster_ddp.agent.job.restart.job_nodes import BEFORE, LOST, UNKNOWN, Nodes, Reason
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.outcome import Failure, Outcome
 from cluster_ddp.errors import counted
+from cluster_ddp.run import outcome
 from cluster_ddp.run.journal import NO_CHECKPOINT, Failed
 from cluster_ddp.run.names import Then
+from cluster_ddp.run.outcome import Failure, Outcome
 from cluster_ddp.slurm.variables import Variables
 
 
@@ -36,10 +37,10 @@ class Recovery:
         """With how many nodes a requeue may start."""
         self._requeues = Variables(env).requeues()
 
-    def after(self, ended: Outcome, start: int, reports: TaskReports) -> Verdict:
+    def after(self, ended: Outcome, reports: TaskReports) -> Verdict:
         """Return what follows a start that failed, and note it."""
         out = {**self._new_sick(), **dict.fromkeys(filter(None, ended.lost_nodes), LOST)}  # lost, or at fault
-        now = self._failed(ended, start, reports, out)
+        now = self._failed(ended, reports, out)
         self.give_back(ended.lost_nodes)  # at once: Slurm ends the job soon
         found = self._on_healthy_nodes(now, out)
         is_sruns = ended.first is not None and ended.first.host == first_failure.SRUN and not reports.has_begun
@@ -47,10 +48,10 @@ class Recovery:
             # Slurm makes no step. After a job was made smaller and requeued, 22.05 has forgotten its GPUs.
             found = Verdict(Then.REQUEUE, left_out=found.left_out)
         if self._options.restarts:
-            found = self._noted(found, now)
+            found = self._noted(found, now, ended)
             self._say(found, now)
         else:
-            self._history.end(start, ended.state, ended.time)
+            self._history.end(ended)
         if found.nodes is not None:
             self.nodes = found.nodes
         return found
@@ -110,16 +111,17 @@ class Recovery:
                 return found
             out = {**out, **{node: Reason(fault) for node, fault in faults.items()}}
 
-    def _noted(self, found: Verdict, now: Failed) -> Verdict:
+    def _noted(self, found: Verdict, now: Failed, ended: Outcome) -> Verdict:
         """Note the failure, and what follows. Where it can't be noted, Slurm's count of requeues is the limit."""
-        is_noted = self._history.add(now._replace(then=found.then, without=tuple(found.left_out)))
+        now = now._replace(then=found.then, without=tuple(found.left_out))
+        is_noted = self._history.end(ended._replace(then=found.then), now)
         most = self._options.restarts
         if found.then != Then.REQUEUE or is_noted or self._requeues < most:
             return found
         why = f"requeued {self._requeues} times, and failures are not counted where they can't be noted"
         return Verdict(Then.END, f"{why} (--restarts {most})")
 
-    def _failed(self, ended: Outcome, start: int, reports: TaskReports, out: Mapping[str, Reason]) -> Failed:
+    def _failed(self, ended: Outcome, reports: TaskReports, out: Mapping[str, Reason]) -> Failed:
         first, end = ended.first, reports.end_of(ended.first)
         checkpoint, lost_s = self._history.newest_checkpoint(reports.began)
         words = ended.failure if first is None else first.words
@@ -133,7 +135,7 @@ class Recovery:
         step = None if end is None else end.step
         lost_s = None if lost_s is None else round(lost_s, 1)
         known = (node, rank, words, step, checkpoint, everywhere, lost_s)
-        return Failed(ended.time, start, *known, suspended=reports.is_just_resumed)
+        return Failed(ended.time, ended.start, *known, suspended=reports.is_just_resumed)
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent.job import job_log
-from cluster_ddp.agent.outcome import FOR_MEMORY, Failure, Outcome
+from cluster_ddp.run.outcome import FOR_MEMORY, Failure, Outcome
 
 FAILED = Outcome("12", 0, "FAILED", 3, Failure(1, "node2", 3, "ValueError: x"))
 

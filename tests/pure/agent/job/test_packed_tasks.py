@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job.pack import pack, packed_task
 from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.run.names import Env
+from cluster_ddp.run import journal
+from cluster_ddp.run.names import Env, Then
+from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm import environment, port, variables
 
 # What a batch script had on Slurm 22.05.8, with four tasks of two ranks at a time.
@@ -62,24 +62,22 @@ def test_tasks_of_a_job_do_not_share_ports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "requeued", "is_final", "is_stopped"),
+    ("state", "then", "is_final", "is_stopped"),
     [
-        ("COMPLETED", False, True, False),
-        ("FAILED", False, True, False),
-        ("STOPPED", False, True, False),  # too often
-        ("STOPPED", True, False, True),
-        ("FAILED", True, False, False),  # restarts in its place
+        ("COMPLETED", Then.END, True, False),
+        ("FAILED", Then.END, True, False),
+        ("STOPPED", Then.END, True, False),  # too often
+        ("STOPPED", Then.REQUEUE, False, True),
+        ("FAILED", Then.RESTART, False, False),  # restarts in its place
     ],
 )
-def test_what_a_requeue_runs_again(
-    tmp_path: Path, state: str, requeued: bool, is_final: bool, is_stopped: bool
-) -> None:
-    packed_task.begin(tmp_path, turn := packed_task.Turn(2, 1, time.time()), shared=False)
-    assert packed_task.last(tmp_path) == turn
+def test_what_a_requeue_runs_again(tmp_path: Path, state: str, then: str, is_final: bool, is_stopped: bool) -> None:
+    packed_task.begin(tmp_path, "2_7", turn := packed_task.Turn(2, 1, time.time()), shared=False)
+    assert packed_task.last(tmp_path, "2_7")._replace(time=turn.time) == turn
     assert packed_task.final(tmp_path, "2_7") is None
-    outcome.write(tmp_path, Outcome("2_7", 0, state, 0, requeued=requeued))
+    journal.append_end(tmp_path, Outcome("2_7", 0, state, 0, then=then), shared=False)
     assert (packed_task.final(tmp_path, "2_7") is not None) == is_final
-    assert packed_task.stopped(packed_task.noted(tmp_path, "2_7"), turn) == is_stopped
+    assert packed_task.is_stopped(tmp_path, "2_7") == is_stopped
     assert packed_task.final(tmp_path, "2_8") is None, "another's"
     assert packed_task.is_elsewhere(tmp_path), "no spec.json"
     (tmp_path / "spec.json").write_text('{"array_task": 7}')
@@ -123,7 +121,7 @@ def test_a_task_whose_starts_cannot_be_noted_is_not_started_without_end(
     monkeypatch.setattr(pack, "spawn", lambda command, env, **more: given.append(env["SLURM_RESTART_COUNT"]) or 77)
     options = Options(command=("x",), pack=4, jobs=3, array="0-70", run_dir=f"{tmp_path}/%j")
     for number, is_noted in ((1, True), (4, False)):
-        folder = tmp_path / f"2_{number}" / ("" if is_noted else "packed.json")
+        folder = tmp_path / f"2_{number}" / ("" if is_noted else "job.jsonl")
         folder.mkdir(parents=True)
         pack.Pack(options, OF_JOB)._start(number)
     assert given == ["0", "5"]

@@ -10,7 +10,8 @@ import pytest
 
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.outcome import AGENT_KILLED, End, Failure, Outcome
+from cluster_ddp.agent.rank_end import End
+from cluster_ddp.run.outcome import AGENT_KILLED, Failure, Outcome
 
 
 def hello(*ranks: int, host: str = "node1", task: str | None = None, stays: bool = False) -> Message:

@@ -81,8 +81,9 @@ def test_failures_are_drawn_with_what_they_cost(tmp_path: Path) -> None:
     spec = json.loads((run_dir / "spec.json").read_text())
     spec["spec"] |= {"spare_nodes": 1, "restarts": 3}
     (run_dir / "spec.json").write_text(json.dumps(spec))
-    failed = {"event": "end", "node": "gpu-1", "rank": 0, "words": "killed by SIGKILL", "lost_s": 70, "then": "restart"}
-    write_lines(run_dir / "job.jsonl", [{**failed, "time": BEGAN_S + at} for at in (600, 99_999)])
+    failed = {"node": "gpu-1", "rank": 0, "words": "killed by SIGKILL", "lost_s": 70}
+    end = {"event": "end", "then": "restart", "failed": failed}
+    write_lines(run_dir / "job.jsonl", [{**end, "time": BEGAN_S + at} for at in (600, 99_999)])
     text = made(run_dir)
     words = "Rank 0 on gpu-1: killed by SIGKILL. Restarted in the allocation. Lost: 70 s."
     assert "<h3>Failures: 0:02:20 of training lost</h3>" in text and text.count(f"{words}</li>") == 2
@@ -94,9 +95,8 @@ def test_failures_are_drawn_with_what_they_cost(tmp_path: Path) -> None:
 def test_a_run_that_notes_no_starts_has_a_line_where_it_was_restarted(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "resnet-12", epochs=1)
     (run_dir / "starts.jsonl").unlink()
-    write_lines(
-        run_dir / "job.jsonl", [{"event": "end", "time": BEGAN_S + 100, "then": then} for then in ("restart", "end")]
-    )
+    end = {"event": "end", "time": BEGAN_S + 100, "failed": {}}
+    write_lines(run_dir / "job.jsonl", [{**end, "then": then} for then in ("restart", "end")])
     assert data(made(run_dir))["starts"] == [90.0]  # after the first record
 
 

@@ -213,8 +213,10 @@ def test_spare_nodes_and_what_a_run_has_cost(tmp_path: Path) -> None:
 
 def test_what_failed_and_what_it_cost(tmp_path: Path) -> None:
     status = dataclasses.replace(run(tmp_path, requeues=1), restarts=2)
-    lines = [json.dumps({"event": "end", "time": 1000.0 * at, **one}) for at, one in enumerate(FAILURES)]
-    (tmp_path / "job.jsonl").write_text("\n".join(lines))
+    ends = [
+        {"event": "end", "time": 1000.0 * at, "then": one["then"], "failed": one} for at, one in enumerate(FAILURES)
+    ]
+    write_lines(tmp_path / "job.jsonl", ends)
     text = as_text(report(status))
     assert "\n  Time: 00:30:00 of 0-01:00:00, 2 restarts, 1 requeue\n" in text
     failures = text.partition("  Failures, 0:01:12 of training lost:\n")[2].splitlines()[:4]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster_ddp.agent import outcome
-from cluster_ddp.agent.outcome import Failure, Outcome
+from cluster_ddp.run import journal
+from cluster_ddp.run.outcome import Failure, Outcome
 from cluster_ddp.runtime.run_dir import start_log
 from cluster_ddp.slurm.topology import Topology
 
@@ -56,7 +56,7 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) 
     assert (again["cause"], again["lost_s"], again["step"]) == ("Stopped in time: n1 got USR1.", 0.0, 10)
 
     clock.now = 1300.0
-    outcome.write(tmp_path, Outcome("12", 1, "FAILED", 1, Failure(2, "n1", 1, "ValueError: bad")))
+    journal.append_end(tmp_path, Outcome("12", 1, "FAILED", 1, Failure(2, "n1", 1, "ValueError: bad")), shared=False)
     again = start(tmp_path, 2, saved_s=1250.0, seen_s=1280.04)
     assert (again["cause"], again["lost_s"]) == ("Failed first: rank 2 on n1: ValueError: bad", 30.0)
 
@@ -70,7 +70,9 @@ def test_a_training_that_fails_after_its_end_is_not_said_to_have_ended_well(tmp_
     start(tmp_path, 0)
     clock.now = 1200.0
     start_log.note_end(tmp_path, "The training reached its end.", state="COMPLETED", saved=False)
-    outcome.write(tmp_path, Outcome("12", 0, "FAILED", 1, Failure(0, "n1", 1, "No space left on device")))
+    journal.append_end(
+        tmp_path, Outcome("12", 0, "FAILED", 1, Failure(0, "n1", 1, "No space left on device")), shared=False
+    )
     again = start(tmp_path, 1, saved_s=1100.0, seen_s=1190.0)
     assert (again["cause"], again["lost_s"]) == ("Failed first: rank 0 on n1: No space left on device", 90.0)
     start_log.note_end(tmp_path, "The training reached its end.", state="COMPLETED", saved=True)
@@ -100,7 +102,9 @@ def test_what_the_jobs_log_says_of_the_start_before(tmp_path: Path, said: str, c
     start(tmp_path, 1)
     """If no record of that start is there: its agent was lost."""
     (tmp_path / "job.log").write_text(f"srun: error: Node failure on n9\nRestart 1 of job 12.\n{said}")
-    outcome.write(tmp_path, Outcome("12", 0, "FAILED", 1, Failure(3, "n1", 1, "ValueError: of an earlier start")))
+    journal.append_end(
+        tmp_path, Outcome("12", 0, "FAILED", 1, Failure(3, "n1", 1, "ValueError: of an earlier start")), shared=False
+    )
     assert start(tmp_path, 2)["cause"] == cause
 
 
@@ -126,28 +130,29 @@ LOST = Outcome("12", 0, "FAILED", 137, None, ("n2", "n3"))
 )
 def test_the_record_of_the_start_before_counts_before_the_log(tmp_path: Path, ended: Outcome, cause: str) -> None:
     start(tmp_path, 0)
-    outcome.write(tmp_path, ended)
+    journal.append_end(tmp_path, ended, shared=False)
     assert start(tmp_path, 1)["cause"] == cause
 
 
 def test_a_damaged_record_is_none(tmp_path: Path) -> None:
     start(tmp_path, 0)
-    (tmp_path / "outcome.json").write_text("{")
+    (tmp_path / "job.jsonl").write_text('{"event": "end", "job": "12", "st')
     assert start(tmp_path, 1)["cause"] == "It ended without a final record: it was killed, or its node was lost."
 
 
 def test_the_record_of_the_job_that_was_resumed(tmp_path: Path) -> None:
-    """`submit --resume` has moved it aside; the new job's record says nothing of the start before."""
+    """The new job's record says nothing of the start before."""
     start(tmp_path, 0, job=3)
-    (tmp_path / "job-3").mkdir()
-    outcome.write(tmp_path / "job-3", Outcome("3", 1, "FAILED", 137, Failure(3, "n2", 137, "killed by SIGKILL")))
+    journal.append_end(
+        tmp_path, Outcome("3", 1, "FAILED", 137, Failure(3, "n2", 137, "killed by SIGKILL")), shared=False
+    )
     assert start(tmp_path, 0, job=4)["cause"] == "Failed first: rank 3 on n2: killed by SIGKILL"
     (tmp_path / "job-4").mkdir()
     (tmp_path / "job-4" / "job.log").write_text("Restart 1 of job 4.\nsrun: error: Node failure on n2\n")
-    outcome.write(tmp_path, Outcome("5", 0, "FAILED", 1, Failure(0, "n1", 1, "of the new job")))
+    journal.append_end(tmp_path, Outcome("5", 0, "FAILED", 1, Failure(0, "n1", 1, "of the new job")), shared=False)
     assert start(tmp_path, 0, job=5)["cause"] == "n2 is lost (node failure)."
     assert start(tmp_path, 0, job=6)["cause"] == "Failed first: rank 0 on n1: of the new job"  # nothing was moved
-    outcome.write(tmp_path, Outcome("6", 0, "FAILED", 1, Failure(0, "n1", 1, "of an earlier start")))
+    journal.append_end(tmp_path, Outcome("6", 0, "FAILED", 1, Failure(0, "n1", 1, "of an earlier start")), shared=False)
     start(tmp_path, 1, job=6)
     assert start(tmp_path, 0, job=7)["cause"] == "It ended without a final record: it was killed, or its node was lost."
 

@@ -11,7 +11,8 @@ import pytest
 from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE
 
-from cluster_ddp.agent import outcome
+from cluster_ddp.run import journal
+from cluster_ddp.run.outcome import Outcome
 
 ENV = {name: value for name, value in PLACE.items() if not name.startswith("SLURM")}
 IMPATIENT = """from cluster_ddp.agent import __main__ as agent
@@ -35,9 +36,9 @@ def start(folder: Path, command: str, *options: str) -> subprocess.Popen[str]:
         )
 
 
-def run(folder: Path, command: str, *options: str) -> tuple[int, str, outcome.Outcome]:
+def run(folder: Path, command: str, *options: str) -> tuple[int, str, Outcome]:
     status = start(folder, command, *options).wait(timeout=scaled(LIMIT_S))
-    ended = outcome.read(folder / "it's run")
+    ended = journal.last_end(folder / "it's run")
     assert ended is not None
     return status, (folder / "job.log").read_text(), ended
 
@@ -63,7 +64,7 @@ def test_what_a_failed_rank_leaves_behind_is_killed(tmp_path: Path, setsid: str)
 
 def test_what_was_stopped_in_time_starts_again_as_often_as_it_may(tmp_path: Path) -> None:
     status, said, ended = run(tmp_path, "echo $CLUSTER_DDP_START; exit 75", "--max-requeues=2")
-    assert (status, ended.state, ended.restart) == (75, "FAILED", 2)
+    assert (status, ended.state, ended.start) == (75, "FAILED", 2)
     assert "error: stopped in time, but started again 2 times already (--max-requeues 2)." in said
     assert (tmp_path / "it's run" / "task-0.log").read_text() == "0\n1\n2\n"
     assert said.startswith(f"The ranks write to {tmp_path}/it's run/task-*.log; to read that: cluster-ddp logs ")
@@ -75,13 +76,13 @@ def test_what_has_failed_starts_again_as_often_as_it_may(tmp_path: Path) -> None
     fails = "((RANK)) || exec sleep 600; setsid sleep 600 & echo $! >pid; exit 3"
     command = f'echo "$CLUSTER_DDP_START $0 $1"; ((CLUSTER_DDP_START)) || {{ {fails}; }}'
     status, said, ended = run(tmp_path, command, "--restarts=1", "--restart-args=--resume 'my last.pth'")
-    assert (status, ended.state, ended.restart) == (0, "COMPLETED", 1)
+    assert (status, ended.state, ended.start) == (0, "COMPLETED", 1)
     assert (tmp_path / "it's run" / "task-1.log").read_text() == "0 bash \n1 --resume my last.pth\n"
     assert "Failed first, with status 3: rank 1 on " in said and "Starting again in the allocation, " in said
     assert not pid_in(tmp_path / "pid").exists()
 
     status, said, ended = run(tmp_path, "exit $((3 + CLUSTER_DDP_START))", "--restarts=1")
-    assert (status, ended.state, ended.restart) == (4, "FAILED", 1)
+    assert (status, ended.state, ended.start) == (4, "FAILED", 1)
     assert "error: failed twice (--restarts 1); not started again.\n" in said
 
 
@@ -92,12 +93,12 @@ def test_the_cleanup_knows_the_ranks_status(tmp_path: Path) -> None:
 
 def test_a_command_that_hides_that_it_was_stopped_has_failed(tmp_path: Path) -> None:
     status, said, ended = run(tmp_path, ': >"$CLUSTER_DDP_NOTES/stopped-$RANK"', "--restarts=3")
-    assert (status, ended.state, ended.restart) == (75, "FAILED", 0) and "but the command ended with status 0" in said
+    assert (status, ended.state, ended.start) == (75, "FAILED", 0) and "but the command ended with status 0" in said
 
 
 def test_an_outcome_that_cannot_be_written_costs_neither_status_nor_cleanup(tmp_path: Path) -> None:
     """The disk is full, or the run directory is gone."""
-    command = 'mkdir -p "$CLUSTER_DDP_RUN_DIR/outcome.json"; exit 3'
+    command = 'rm "$CLUSTER_DDP_RUN_DIR/job.jsonl"; mkdir "$CLUSTER_DDP_RUN_DIR/job.jsonl"; exit 3'
     assert start(tmp_path, command, "--cleanup=echo cleaned $status").wait(timeout=scaled(LIMIT_S)) == 3
     assert (tmp_path / "job.log").read_text().splitlines()[-1] == "cleaned 3"
 
@@ -113,6 +114,6 @@ def test_term_cancels_it_also_what_is_deaf_or_suspended(tmp_path: Path) -> None:
     wait_until(lambda: all((tmp_path / f"pid{rank}").exists() for rank in (0, 1)))
     process.terminate()
     assert process.wait(timeout=scaled(LIMIT_S)) == 143
-    ended = outcome.read(tmp_path / "it's run")
+    ended = journal.last_end(tmp_path / "it's run")
     assert ended is not None and ended.state == "CANCELLED"
     assert not pid_in(tmp_path / "pid0").exists() and not pid_in(tmp_path / "pid1").exists()

@@ -21,9 +21,10 @@ from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.job.restart import job_nodes
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
-from cluster_ddp.agent.outcome import End, Outcome
+from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import spawn
+from cluster_ddp.run.outcome import Outcome
 
 ENV = {"CLUSTER_DDP_SECRET": "5e" * 32, "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
 

@@ -15,7 +15,7 @@ from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE, start, started
 
 from cluster_ddp import processes
-from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.slurm.port import candidates
 

@@ -16,7 +16,7 @@ from listening import listening
 from slowness import LIMIT_S, scaled, wait_until
 
 from cluster_ddp import processes
-from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.rank_end import End
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.device import binding
 from cluster_ddp.runtime.fork.__main__ import PROGRAM

@@ -119,7 +119,7 @@ def test_a_command_runs_once_per_gpu() -> None:
     assert "==> task-1.log <==\n1 1 2" in job.logs()
     left = {path.name for path in job.run_dir.iterdir()}
     logs = {"job.log", "task-0.log", "task-1.log"}
-    assert left == {"agent.pyz", "job.json", "job.jsonl", "job.sh", "outcome.json", "spec.json", *logs}
+    assert left == {"agent.pyz", "job.json", "job.jsonl", "job.sh", "spec.json", *logs}
 
 
 def test_every_argument_arrives_as_it_was() -> None:
@@ -169,14 +169,13 @@ def test_the_reference_job_from_the_command_line(capsys: pytest.CaptureFixture[s
     }
 
 
-@pytest.mark.parametrize("text", ["{", '{"state": "COMPLETED"}', "[]"])
-def test_a_damaged_outcome_is_a_short_error(text: str) -> None:
+@pytest.mark.parametrize("text", ["{", '{"event": "end", "state": "COMPLETED"}', "[]"])
+def test_a_job_whose_end_is_damaged_has_failed_and_can_be_resumed(text: str) -> None:
     job = submit("true")
     job.wait(timeout_s=scaled(LIMIT_S))
-    (job.run_dir / "outcome.json").write_text(text)
-    for ask in (job.status, resume.find(job.run_dir, job.run_dir.parent).refuse_unended):
-        with pytest.raises(RunDirError, match=r"outcome\.json:\n  it is damaged"):
-            ask()
+    (job.run_dir / "job.jsonl").write_text(text)
+    assert job.state() == "FAILED"
+    resume.find(job.run_dir, job.run_dir.parent).refuse_unended()
 
 
 def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
@@ -212,7 +211,7 @@ def ended_without_a_word() -> Job:
     """A job whose end nobody has noted."""
     job = submit("false")
     job.wait(timeout_s=scaled(LIMIT_S))
-    (job.run_dir / "outcome.json").unlink()
+    (job.run_dir / "job.jsonl").unlink()
     return job
 
 

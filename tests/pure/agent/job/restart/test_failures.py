@@ -17,6 +17,7 @@ from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.run import journal
 from cluster_ddp.run.journal import Failed
 from cluster_ddp.run.names import File
+from cluster_ddp.run.outcome import Outcome
 
 ONE = Failed(1764000000.0, 0, "node2", 1, "ValueError: it's x", 7, "step-7.pt", True, 12.0, "restart", ("node9",))
 TWO = Failed(1764000100.0, 1, "", None, "", then="requeue")
@@ -26,6 +27,11 @@ TWO = Failed(1764000100.0, 1, "", None, "", then="requeue")
 def run_dir(tmp_path: Path) -> Path:
     (folder := tmp_path / "it's a run").mkdir()
     return folder
+
+
+def ended(failed: Failed, job: str = "12") -> tuple[Outcome, Failed]:
+    """As the job's agent notes a start that has failed so."""
+    return Outcome(job, failed.start, "FAILED", 1, then=failed.then, time=failed.time), failed
 
 
 def again(run_dir: Path) -> list[Failed]:
@@ -43,7 +49,7 @@ def begun(run_dir: Path, job: str = "12", **options: Any) -> History:
 @pytest.mark.parametrize(("shared", "mode"), [(False, 0o600), (True, 0o640)])
 def test_failures_are_found_again_by_those_who_may_read_them(run_dir: Path, shared: bool, mode: int) -> None:
     history = begun(run_dir, shared=shared)
-    assert history.add(ONE) and history.add(TWO)
+    assert history.end(*ended(ONE)) and history.end(*ended(TWO))
     assert history.failures == again(run_dir) == [ONE, TWO]
     assert History(run_dir, "12", is_first=False).restarts == 1
     assert stat.S_IMODE((run_dir / File.JOURNAL).stat().st_mode) == mode
@@ -51,13 +57,13 @@ def test_failures_are_found_again_by_those_who_may_read_them(run_dir: Path, shar
 
 def test_a_new_job_forgets_those_of_an_earlier_one(run_dir: Path) -> None:
     """Also one that the same batch script launches: the journal has all."""
-    begun(run_dir, "11").add(ONE)
+    begun(run_dir, "11").end(*ended(ONE, "11"))
     (run_dir / File.SICK_NODES).write_text("node3 its disk\n")
     assert again(run_dir) == []
     for _ in range(2):
         history = begun(run_dir)
         assert history.failures == [] == again(run_dir)
-        assert history.add(TWO) and again(run_dir) == [TWO]
+        assert history.end(*ended(TWO)) and again(run_dir) == [TWO]
     assert not (run_dir / File.SICK_NODES).exists()
     assert [one["job"] for one in journal.events(run_dir)] == ["11"] * 2 + ["12"] * 4
 
@@ -87,17 +93,19 @@ def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
     ids=lambda damaged: str(damaged[:20]),
 )
 def test_a_damaged_line_costs_itself_only(run_dir: Path, damaged: bytes) -> None:
-    begun(run_dir)
-    end = {"event": "end", "job": "12"}
-    lines = [{**end, **TWO._asdict()}, {**end, **ONE._asdict(), "of_a_later_version": 1}]
+    history = begun(run_dir)
+    history.end(*ended(TWO))
     with open(run_dir / File.JOURNAL, "ab") as file:
-        file.write(json.dumps(lines[0]).encode() + b"\n" + damaged + b"\n" + json.dumps(lines[1]).encode())
+        file.write(damaged + b"\n")
+    history.end(*ended(ONE))
     assert again(run_dir) == [TWO, ONE]
+    assert journal.last_end(run_dir, "12") == ended(ONE)[0]
 
 
 def test_a_value_of_a_wrong_kind_is_left_out(run_dir: Path) -> None:
     begun(run_dir)
-    wrong = {name: {"a": []} for name in Failed._fields} | {"event": "end", "job": "12", "time": 1.0}
+    values = {name: {"a": []} for name in Failed._fields}
+    wrong = {"event": "end", "job": "12", "time": 1.0, "then": [], "failed": values}
     with open(run_dir / File.JOURNAL, "a") as file:
         file.write(json.dumps(wrong))
     assert again(run_dir) == [Failed(1.0, 0, "", None, "", checkpoint="", then="")]
@@ -118,7 +126,7 @@ def test_no_file_is_followed_or_waited_for(run_dir: Path, tmp_path: Path, name: 
     history = History(run_dir, "12", is_first=False)
     assert (history.failures, history.new_sick_nodes()) == ([], {})
     assert history.newest_checkpoint(time.time())[0] == "none"
-    is_noted = history.add(TWO)
+    is_noted = history.end(*ended(TWO))
     assert history.failures == [TWO] and others.read_text() == f"{line}\n"
     if kind != "closed":  # root may write that one
         assert is_noted is (name != File.JOURNAL)
@@ -129,7 +137,7 @@ def test_a_full_disk_costs_nothing_but_the_note(run_dir: Path) -> None:
     history, limits = begun(run_dir), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
-        is_noted = history.add(ONE)
+        is_noted = history.end(*ended(ONE))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (is_noted, history.failures, again(run_dir)) == (False, [ONE], [])
@@ -137,7 +145,7 @@ def test_a_full_disk_costs_nothing_but_the_note(run_dir: Path) -> None:
 
 def test_without_a_run_directory_only_this_process_knows() -> None:
     history = History(None, "12", is_first=True)
-    assert (history.add(ONE), history.failures, history.restarts) == (False, [ONE], 1)
+    assert (history.end(*ended(ONE)), history.failures, history.restarts) == (False, [ONE], 1)
     assert history.newest_checkpoint(time.time() - 9) == ("", None) and history.new_sick_nodes() == {}
 
 

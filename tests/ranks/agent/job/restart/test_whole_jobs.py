@@ -15,9 +15,11 @@ import pytest
 from slowness import LIMIT_S, scaled
 
 from cluster_ddp import processes
-from cluster_ddp.agent import outcome
 from cluster_ddp.agent.job.restart.job_nodes import LOST
-from cluster_ddp.run.names import File
+from cluster_ddp.run import journal
+from cluster_ddp.run.journal import Failed
+from cluster_ddp.run.names import File, Then
+from cluster_ddp.run.outcome import AGENT_KILLED, Outcome
 
 ROOT = Path(__file__).parents[5]
 # As the real one with --kill-on-bad-exit: one that fails ends all.
@@ -142,8 +144,8 @@ def test_all_ranks_start_again_in_the_same_step(job: Job) -> None:
     assert said[0] == "Failed first, with status 3: rank 1 on 127.0.0.2"
     assert said[1].startswith("Starting again in the allocation, from the beginning, after rank 1 on 127.0.0.2; ")
     assert "each starts Python anew, since the command is no Python" in said[2]
-    ended = outcome.read(job.run_dir)
-    assert ended is not None and (ended.state, ended.restart, ended.job) == ("COMPLETED", 1, "7")
+    ended = journal.last_end(job.run_dir)
+    assert ended is not None and (ended.state, ended.start, ended.job) == ("COMPLETED", 1, "7")
 
 
 def test_without_an_agent_a_second_step_starts_beside_the_first(job: Job, slurmds: dict[str, socket.socket]) -> None:
@@ -155,7 +157,7 @@ def test_without_an_agent_a_second_step_starts_beside_the_first(job: Job, slurmd
         "srun 127.0.0.1 127.0.0.2 --overlap --mem=0 --kill-on-bad-exit=1",
     ]
     assert [len(job.starts(rank)) for rank in (0, 1)] == [2, 2]
-    assert f"Failed first, with status 137: rank 1 on 127.0.0.2: {outcome.AGENT_KILLED}" in said
+    assert f"Failed first, with status 137: rank 1 on 127.0.0.2: {AGENT_KILLED}" in said
 
 
 TERM_ELSEWHERE = 'kill -TERM "$(cat "$FOLDER/agent-0")"; exit 3'
@@ -206,8 +208,8 @@ def test_with_a_sick_spare_the_job_is_requeued_with_all_its_nodes(job: Job, slur
     ]
     assert "Failed with status 137: requeueing job 7 (restart 1)." in said
     assert "Requeueing job 7 without 127.0.0.3: its GPU" in said
-    ended = outcome.read(job.run_dir)
-    assert ended is not None and ended.requeued and ended.lost_nodes == ("127.0.0.2",)
+    ended = journal.last_end(job.run_dir)
+    assert ended is not None and ended.then == Then.REQUEUE and ended.lost_nodes == ("127.0.0.2",)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -243,10 +245,9 @@ def test_nodes_at_fault_are_left_out_after_a_stop_in_time_too(job: Job, restarts
 def test_starts_are_counted_on_after_a_requeue(job: Job) -> None:
     """A stop in time has its own budget."""
     job.run_dir.mkdir()
-    end = (
-        '{"event": "end", "time": 1, "job": "7", "start": 0, "node": "a", "rank": 0, "words": "", "then": "restart"}\n'
-    )
-    (job.run_dir / File.JOURNAL).write_text(end)
+    failed = Failed(1.0, 0, "a", 0, "", then=Then.RESTART)
+    ended = Outcome("7", 0, "FAILED", 1, then=Then.RESTART, time=1.0)
+    journal.append_end(job.run_dir, ended, shared=False, failed=failed)
     options = ("--restarts=9", "--max-requeues=1")
     status, said = job.run('echo "start $CLUSTER_DDP_START" >&2; exit 75', *options, SLURM_RESTART_COUNT="1")
     assert said[0] == "Restart 2 of job 7."

@@ -1,0 +1,35 @@
+"""How a rank ended, as the process around it says: the words of a rank, on their way to the job's agent."""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+
+class End(NamedTuple):
+    """How a rank ended, as its supervisor says."""
+
+    rank: int | None
+    """None for the parent of several ranks."""
+    host: str
+    status: int
+    """Its exit status; 128 + N if signal N ended it."""
+    words: str = ""
+    """Why it failed, as it has noted itself."""
+    is_consequence: bool = False
+    """Whether it failed because another rank did, or was gone."""
+    is_oom: bool = False
+    """Whether the kernel has killed a process beside it for memory."""
+    was_stopped: bool = False
+    """Whether it has noted that it was stopped in time."""
+    step: int | None = None
+    """Number of steps of the training that were done, as it has noted itself; None if unknown."""
+    waits: bool = False
+    """Whether it has waited for others in vain."""
+
+    @property
+    def how(self) -> str:
+        """In words: "ended with status 3", "was killed by SIGKILL"."""
+        if self.status - 128 in {*signal.Signals}:
+            return f"was killed by {signal.Signals(self.status - 128).name}"
+        return f"ended with status {self.status}"
