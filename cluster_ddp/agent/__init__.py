@@ -6,7 +6,7 @@ more than `submission.frozen.frozen_agent` lists.
 
 job              on the batch host: the start of the ranks, their end, what follows
 task             around each rank
-__main__         `job`, `link`, `task`, `rank`, `spare` and `unpack`
+__main__         `job`, `chain`, `task`, `rank`, `spare` and `unpack`
 launch_options   the options of `cluster-ddp launch`, which are the job's
 option_types     what the values of options are
 launch_env       the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
@@ -16,6 +16,5 @@ channel          sealed lines between the tasks and the job, and the key that se
 channel_server   the side of the job
 rank_notes       what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
 rank_end         how a rank ended, as the process around it says
-chain_file       the jobs of a chain: chain.jsonl
 first_failure    which rank failed first, and why: by what the tasks have told, else by logs
 """

@@ -1,7 +1,7 @@
 """`python -m cluster_ddp.agent`, and the program that a submission freezes into one file.
 
 job OPTIONS -- COMMAND       on the batch host, or on this machine: starts the ranks, and what follows
-link RUN_DIR MAX [WORD …]    at the start of each job of a chain: submits the next one
+chain RUN_DIR                at the start of each job of a chain: whether anything is left to do
 task OPTIONS -- COMMAND      in each task of a step
 rank OPTIONS -- COMMAND      around each worker of torchrun
 spare OPTIONS -- COMMAND     on each spare node
@@ -24,7 +24,7 @@ from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.run.names import Env
 
 PROGRAM = "cluster-ddp launch"
-_VERBS = ("job", "link", "task", "rank", "spare", "unpack")
+_VERBS = ("job", "chain", "task", "rank", "spare", "unpack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cluster_ddp.agent.task import staged_env
 
             return 0 if staged_env.unpack(Path(words[0]), os.environ[Env.COPY], words[1], os.environ) else 1
-        if verb == "link":
+        if verb == "chain":
             from cluster_ddp.agent.job import chain
 
-            return chain.begin(Path(words[0]), int(words[1]), words[2:], os.environ)
+            return chain.begin(Path(words[0]), os.environ)
         if verb != "job":
             signals.hold()  # one that comes now waits for the supervisor
         from cluster_ddp.agent import launch_options

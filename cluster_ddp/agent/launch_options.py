@@ -38,10 +38,8 @@ class Options(NamedTuple):
     """Whether the group may read the run directory."""
     max_requeues: int = 20
     """How often the job is started again after it was stopped in time."""
-    chain: str | None = None
-    """In a chain of jobs: the arguments of the job's script, which say which job of it this is; else None."""
-    next_job: str = ""
-    """In a chain: the id of the job that waits for this one's end; empty if none does."""
+    chain: bool = False
+    """Whether the job is one of a chain."""
     restarts: int = 0
     """How often the ranks are started again after a failure: in the allocation, or after a requeue."""
     nodes: str | None = None
@@ -177,8 +175,7 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = "start it again at most so often after it was stopped in time, status 75 (20)"
     add("--max-requeues", type=number, default=20, metavar="N", help=text)
-    for option in ("--chain", "--next-job"):
-        add(option, default=Options._field_defaults[option[2:].replace("-", "_")], help=argparse.SUPPRESS)
+    add("--chain", action="store_true", help=argparse.SUPPRESS)
     text = "start it again at most so often after a failure: in its allocation, else by a requeue (0)"
     add("--restarts", type=number, default=0, metavar="N", help=text)
     text = "the job's range of nodes (#SBATCH --nodes=2-8): a restart continues with those that are left"

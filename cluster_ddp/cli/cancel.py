@@ -67,8 +67,6 @@ def _cancel(word: str, runs_dir: Path) -> str:
         raise _has_ended(word, of_run(found[-1]).state())
     first, ids = running[0], running[0].id
     if len(running) == 1:
-        if (status := first.status()).link is not None:
-            ids = f"{status.job_id} and its chain"
         first.cancel()
     else:  # one command for a whole array
         first.scheduler.cancel(found[0].job_id, first.cluster, first.run_dir)

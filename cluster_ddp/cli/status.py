@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster_ddp.agent.chain_file import in_words
 from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import aligned, counted, exit_on_error, printable
 from cluster_ddp.jobs import find_runs
@@ -104,10 +103,6 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
     for one in found:
         if one.earlier:
             print(printable(f"Job {one.earlier} was resumed as job {one.job}."))
-        if one.chain and one.job != one.chain[0]:
-            print(printable(f"Job {one.job} is {in_words(one.requeues or 0)} of job {one.chain[0]}."))
-        if one.end_of_chain and one.state not in _ENDED:
-            print(printable(f"Job {one.job}: no job follows it in its chain. Slurm said: {one.end_of_chain}"))
         if one.failure and one.state in _FAILED:
             print(printable(f"Job {one.job or one.name}: failed first: {one.failure}"))
         if one.end:

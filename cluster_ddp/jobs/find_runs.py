@@ -65,7 +65,8 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
         return [one for one in runs_in(whole.parent) if one.job_id == record.job and one.whole_name == whole.name]
     jobs: dict[str, list[RunRecord]] = {}
     for one in runs_in(runs_dir):
-        if word in (one.job, one.job_id, *one.chain.all, one.name, one.whole_name):
+        of_chain = [word] if one.is_chain and word.partition("_")[0] == one.job else []  # squeue shows 12_3
+        if word in (one.job, one.job_id, *of_chain, one.name, one.whole_name):
             jobs.setdefault(one.whole_name, []).append(one)
     if not jobs and not word[:1].isdigit():
         found = f"it is neither a job id nor a run directory, and no run in {runs_dir} has this name."

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.agent import chain_file
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.run import job_file
 from cluster_ddp.run.files import read_json, why
@@ -48,8 +47,8 @@ class RunRecord:
     """Number of ranks, of such a job the largest; 1 if no submission made it."""
     tasks: int = 1
     """Number of tasks: ranks, or nodes under torchrun."""
-    chain: chain_file.Chain = field(default_factory=chain_file.Chain)
-    """The jobs of its chain (`submit --chain`); `job` is the first."""
+    is_chain: bool = False
+    """Whether its job is a chain (`submit --chain`)."""
     packed: str = ""
     """The job that holds it, if it is packed."""
     is_whole_array: bool = False
@@ -177,7 +176,7 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         node_range=f"{least}-{most}" if most > least else "",
         ranks=ranks,
         tasks=max(least, most) if spec.get("launcher") == "torchrun" else ranks,
-        chain=chain_file.read(path),
+        is_chain=spec.get("chain") is True,
         packed=packed_status.holder(record),
         is_whole_array=spec.get("array") is not None and "_" not in record["job"],
     )

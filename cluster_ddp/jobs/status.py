@@ -77,10 +77,6 @@ class RunStatus:
     """Whether a submission made its run directory."""
     problem: str | None = None
     """Why its run directory can't be read."""
-    chain: tuple[str, ...] = ()
-    """Of a chain (`submit --chain`): its jobs that have started. `job` is the one that runs or waits, else the last."""
-    end_of_chain: str | None = None
-    """Why no job follows the last one of a chain, if Slurm refused that."""
     earlier: str | None = None
     """The id of an earlier job in its run directory, if that was asked for: it was resumed as `job`."""
 
@@ -139,8 +135,6 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         failure=failure or None,
         full_disk=run_state.full_disk(run_dir) if is_alive else None,
         is_submitted=record.is_submitted,
-        chain=record.chain.jobs,
-        end_of_chain=record.chain.why or None,
         problem=problem(run_dir / File.METRICS) or None,
         **(of_job | ({"end": None} if failure else {})),
         **run_state.last_size(run_dir),
@@ -183,7 +177,7 @@ def _known(records: Iterable[RunRecord]) -> _Known:
     """What Slurm says of jobs. Two commands for each cluster: squeue, and sacct for jobs not in the queue."""
     jobs: dict[str | None, set[str]] = {}
     for record in records:
-        jobs.setdefault(record.cluster, set()).update((record.job_id, *record.chain.all[-2:]))
+        jobs.setdefault(record.cluster, set()).add(record.job_id)
     known: _Known = {}
     for cluster, asked in jobs.items():
         try:
@@ -202,10 +196,9 @@ def _status(record: RunRecord, known: _Known) -> JobStatus | None:
             return record.scheduler.statuses(record.job, None, record.run_dir)[0]
         except (OSError, RunDirError):
             return None
-    if record.chain.jobs:
-        links = {job: one for job in record.chain.all[-2:] for one in known.get((record.cluster, job), {}).values()}
-        return due_job(record.chain, links, job_identity.of(record.run_dir, record.job))
     tasks = known.get((record.cluster, record.job_id), {})
+    if record.is_chain:
+        return due_job(record.run_dir, record.job, tasks.values())
     found = packed_status.of_number(tasks, (record.packed or record.job).partition("_")[2])
     if found is None or not job_identity.of(record.run_dir, record.job).is_of(found):
         return None

@@ -33,6 +33,8 @@ class Event:
 
     START = "start"
     """Ranks start: the `nodes` of the job, how many of them train (`training`), the GPUs of each (`gpus`)."""
+    LINK = "link"
+    """A task of a chain begins (`agent.job.chain.Link`)."""
     TURN = "turn"
     """Of a packed task: the job that holds it starts it (`agent.job.pack.packed_task.Turn`)."""
     NODES = "nodes"

@@ -60,7 +60,7 @@ class JobStatus:
     submitted_s: float | None = None
     """UNIX time at which it was submitted, or last requeued (22.05 to 26.05); None if unknown."""
     link: int | None = None
-    """Of a chain of jobs (`submit --chain`): how many jobs of it were before this one; None outside a chain."""
+    """Of a chain of jobs (`submit --chain`): its number in it; None outside a chain."""
     comment: str = ""
     """Its comment, of squeue's the beginning; empty if it has none, or from sacct."""
 

@@ -118,6 +118,18 @@ def accounts_of(user: str, *, env: Mapping[str, str] | None = None) -> list[str]
     return list(dict.fromkeys(names))
 
 
+def most_jobs(user: str, *, env: Mapping[str, str] | None = None) -> dict[str, int | None]:
+    """Return how many jobs a user may have in the queue with each account, the default account first; None: no limit.
+
+    Raises:
+        SlurmError: the cluster has no accounting, or sacctmgr failed.
+    """
+    query = ["show", "assoc", f"user={user}", "format=Account,MaxSubmitJobs"]
+    lines = commands.run(["sacctmgr", "--noheader", "--parsable2", "--readonly", *query], env=env).splitlines()
+    limits = {account: int(most) if most.isdigit() else None for account, _, most in (x.partition("|") for x in lines)}
+    return {account: limits[account] for account in accounts_of(user, env=env) if account in limits}
+
+
 class Access(NamedTuple):
     """Which accounts may use a partition: AllowAccounts and DenyAccounts of slurm.conf(5), in small letters."""
 
@@ -125,10 +137,6 @@ class Access(NamedTuple):
     """Empty if there is no such rule. Newer releases of Slurm also take accounts below those."""
     denied: frozenset[str]
     """Empty if there is no such rule, or if the other one holds."""
-    nodes: str = ""
-    """The partition's nodes, as a list."""
-    submit_hosts: str = ""
-    """The hosts from which its jobs may be submitted (AllocNodes), as a list; empty for all."""
 
     def names(self, account: str) -> bool:
         """Return whether an account is named as allowed, or at least not as denied."""
@@ -143,8 +151,7 @@ def access(partition: str, *, cluster: str | None = None, env: Mapping[str, str]
     """
     query = ["scontrol", *commands.on(cluster), "--oneliner", "show", "partition", partition]
     described = commands.run(query, env=env)
-    nodes, hosts = (_value(described, key) for key in (r"(?<!Alloc)Nodes", "AllocNodes"))
-    return Access(_listed(described, "AllowAccounts"), _listed(described, "DenyAccounts"), nodes, hosts)
+    return Access(_listed(described, "AllowAccounts"), _listed(described, "DenyAccounts"))
 
 
 def _value(described: str, key: str) -> str:

@@ -52,7 +52,7 @@ class Topology:
     is_local: bool = False
     """Whether `job_id` is that of a job on this machine: a process id, which Slurm may have for a job, too."""
     chain_id: int | None = None
-    """Id of the first job of its chain (`--chain`); None outside a chain."""
+    """Id of the array of its chain (`--chain`); None outside a chain."""
     array_job_id: int | None = None
     """Job id of the whole array; None outside an array."""
     array_task_id: int | None = None
@@ -96,7 +96,7 @@ class Topology:
 
     @property
     def job_label(self) -> str | None:
-        """The job as squeue shows it, "12", or "12_3" for an array task; in a chain its first. None outside a job."""
+        """The job as squeue shows it, "12", or "12_3" for an array task; of a chain, its array. None outside a job."""
         return job_label(self.chain_id or self.job_id, self.array_job_id, self.array_task_id) or None
 
     @property

@@ -89,7 +89,7 @@ class Variables:
         return self.integer(Env.GPUS_PER_TASK) or 1
 
     def job_label(self) -> str:
-        """Return the job's label; see `job_label`. In a chain of jobs, it is that of the first one."""
+        """Return the job's label; see `job_label`. In a chain of jobs, it is the array's id."""
         job = self.text(Env.CHAIN, *JOB_ID, Env.LOCAL_JOB_ID)
         return job_label(job, self.text(*ARRAY_JOB_ID), self.text(*ARRAY_TASK_ID))
 

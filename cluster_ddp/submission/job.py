@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent.chain_file import in_words
 from cluster_ddp.errors import JobError
 from cluster_ddp.run import job_file
 from cluster_ddp.run.files import LOG_BYTES, tail
@@ -36,7 +35,7 @@ def poll_intervals_s() -> Iterator[float]:
 def describe(label: str, status: JobStatus) -> str:
     """Return the state of a job in words: why and until when it waits, after what time and how it ended."""
     if status.link:
-        label = f"{status.job_id}, {in_words(status.link)} of job {label}"
+        label = f"{label}_{status.link}"
     text = f"job {label}: {status.state}"
     if status.state == "PENDING":
         reason = "" if status.reason == "None" else f" ({reasons.of_waiting(status.reason)})"

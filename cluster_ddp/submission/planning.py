@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def options(self) -> list[str]:
-        """Options for sbatch that are not in the script, which a chain submits again."""
+        """Options for sbatch that are not in the script: what belongs to this submission alone."""
         packed = f"{self.folder}/{File.PACK_LOG.format('%a')}"
         log = f"{self._of_task}/{File.JOB_LOG}" if self.spec.pack is None else packed
         return [f"--output={log}", *([] if self.spec.begin is None else [f"--begin={self.spec.begin}"])]

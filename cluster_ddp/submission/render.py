@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-_OF_A_CHAIN = ('--chain="$chain"', '--next-job="$next_job"')
-"""What a job of a chain tells its agent: the variables are set in the template."""
-
 TEMPLATE = "job.sbatch.j2"
 """The template of a batch script."""
 
@@ -30,7 +27,7 @@ def agent_options(spec: JobSpec, **more: Any) -> Options:
     """Return what the agent needs of a specification, with further fields of `Options` or other values of them."""
     same = [
         *("command", "launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "hang_restart_s"),
-        *("restart_args", "cold", "doctor", "track", "container", "container_image", "srun_options"),
+        *("restart_args", "cold", "chain", "doctor", "track", "container", "container_image", "srun_options"),
     ]
     values = {name: getattr(spec, name) for name in same} | more
     if spec.max_nodes is not None:  # the job has no number of tasks then
@@ -81,15 +78,15 @@ def render_local(spec: JobSpec, asked: Options, *, source: str, code: str | None
 
 def _values(spec: JobSpec, asked: Options, source: str, agent: str) -> dict[str, Any]:
     """The variables of a template."""
-    words, in_chain = launch_options.words(asked), bool(agent) and spec.chain
+    words = launch_options.words(asked)
     at = words.index("--")
     return {
         "spec": spec,
         "source": source.splitlines(),
         "agent": agent,
         "python": sys.executable,
-        "options": [*map(shlex.quote, words[:at]), *(_OF_A_CHAIN if in_chain else ())],
-        "command": shlex.join(words[at + 1 :]) + ("" if asked.function or in_chain else ' "$@"'),
+        "options": [*map(shlex.quote, words[:at])],
+        "command": shlex.join(words[at + 1 :]) + ("" if asked.function else ' "$@"'),
     }
 
 

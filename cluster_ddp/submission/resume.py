@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import chain_file
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SpecError
 from cluster_ddp.run.files import make_dir
 from cluster_ddp.run.names import ASIDE, File
@@ -108,8 +107,7 @@ class Earlier:
             return  # forgotten, so it has ended
         if not status.ended:
             end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
-            in_chain = self.spec is not None and self.spec.chain
-            if on_slurm and (in_chain or packed_status.place(self.run_dir, self.job)[1]):
+            if on_slurm and (packed_status.place(self.run_dir, self.job)[1]):
                 end_it = f"cluster-ddp cancel {shlex.quote(str(self.run_dir))}"
             found = f"job {self.job} is {status.state} in it, and a run directory is for one job at a time."
             raise SpecError(f"Resuming {self.run_dir}:", found, f"wait until it has ended, or end it: {end_it}")
@@ -237,7 +235,7 @@ def _submitted(path: Path, label: str) -> float | None:
         record = run_dirs.read(path)
     except RunDirError:
         return None  # not made by a submission, or damaged
-    return float(record["submitted"]) if label in (record["job"], *chain_file.read(path).all) else None
+    return float(record["submitted"]) if label == record["job"] else None
 
 
 def _spec(path: Path, record: dict[str, Any]) -> JobSpec:

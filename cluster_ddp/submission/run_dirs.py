@@ -35,8 +35,7 @@ from cluster_ddp.run.names import ASIDE, RESUME, File
 
 OF_A_JOB = (
     *(File.SPEC, File.JOB, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),
-    *(File.CHAIN, File.CANCELLED, File.CANCEL),
-    *(File.FUNCTION, "*_submitted.pkl", "*_result.pkl"),
+    *(File.CANCEL, File.FUNCTION, "*_submitted.pkl", "*_result.pkl"),
 )
 """Patterns of the files that one job in a run directory has: the next one has its own."""
 _NO_RESULTS = (

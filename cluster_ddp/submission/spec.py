@@ -76,8 +76,8 @@ class JobSpec:
     requeue: bool | None = None
     """Let Slurm requeue the job after preemption or the loss of a node."""
     chain: bool = False
-    """Where requeues are forbidden: continue in a next job, which each job submits at its start, with the same run
-    directory. It counts as a requeue."""
+    """Where requeues are forbidden: continue in a next job, with the same run directory. It counts as a requeue. The
+    jobs are an array of `max_requeues` + 1 tasks, of which Slurm runs one at a time."""
     max_requeues: int = 20
     """Requeue a job that was stopped in time (exit status 75), unless it has restarted this often already."""
     restarts: int = 0

@@ -105,7 +105,6 @@ class _Submission:
     def take_back(self) -> None:
         """Cancel the job, and remove what was made. Raises SlurmError if it can't be cancelled; then all stays."""
         if self._job is not None:
-            self._made.append(self._plan.folder / File.CANCELLED)  # of a chain
             self._plan.scheduler.abandon(self._job, self._plan.folder)
         run_dirs.remove(self._made, self._topmost)
         if self._aside is not None:

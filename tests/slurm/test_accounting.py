@@ -94,6 +94,21 @@ def test_the_first_hour(accounted: Cluster, project: Path) -> None:
     wait_until(lambda: accounted.run(*charged).stdout.split() == ["lab"], pause_s=0.3)
 
 
+def test_a_chain_that_is_longer_than_the_account_may_have(accounted: Cluster, project: Path) -> None:
+    """Slurm counts each of its jobs as submitted."""
+    change = ("sacctmgr", "--immediate", "modify", "user", "where", "user=root", "account=lab", "set")
+    chain = ("submit", "--partition=main", "--account=lab", "--chain", "--", "python", "my_train.py")
+    commands.run([*change, "MaxSubmitJobs=5"], env=accounted.env)
+    try:
+        refused = run(accounted, project, *chain)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "A chain of up to 21 jobs:\n  your account may have 5 jobs in the queue" in refused.stderr
+        assert "Hint: --max-requeues 4" in refused.stderr
+        assert "COMPLETED" in said(accounted, project, *chain[:-3], "--max-requeues=4", "--watch", *chain[-3:])
+    finally:
+        commands.run([*change, "MaxSubmitJobs=-1"], env=accounted.env)
+
+
 REFUSED = [
     ((), "No partition specified or system default partition", "This cluster has no default partition. Name one with"),
     (("--partition=main", "--account=labb"), "Invalid account or account/partition", "--account lab or small"),

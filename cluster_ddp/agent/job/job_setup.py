@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.agent import array_values, launch_env
-from cluster_ddp.agent.job import slurm_commands, srun_step
+from cluster_ddp.agent.job import chain, slurm_commands, srun_step
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.run.names import Env
@@ -27,13 +27,15 @@ class JobSetup:
     """
 
     def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
+        self.link = int(env["SLURM_ARRAY_TASK_ID"]) if options.chain else None
+        """The number of the job in its chain; None without one."""
+        if options.chain:
+            env = chain.in_chain(Path(options.run_dir or ""), env)
         self.label = Variables(env).job_label()
         self.folder = launch_env.run_dir(options, self.label)
         command = array_values.filled(options.command, options.grid, env)
-        self.next_job = options.next_job if options.chain is not None else None
-        """The job that follows in the chain; empty if none does; None without a chain."""
-        self.options = options._replace(command=tuple(command), chain=None, next_job="")
-        self.job = self.label if self.next_job is None else env["SLURM_JOB_ID"]
+        self.options = options._replace(command=tuple(command))
+        self.job = env["SLURM_JOB_ID"] if options.chain else self.label
         """The job's id, of a chain this job's."""
         self.host, self.is_on_node = node_name(env), is_on_node
         self.requeues = Variables(env).requeues()

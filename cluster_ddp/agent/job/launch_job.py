@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import command_program
-from cluster_ddp.agent.job import chain, inherited_env, job_log
+from cluster_ddp.agent.job import inherited_env, job_log
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import SlurmJob
 from cluster_ddp.agent.launch_env import Shape
@@ -39,10 +39,7 @@ def job_of(asked: Options, env: Mapping[str, str]) -> SlurmJob | LocalJob:
     if asked.ranks is not None:
         return LocalJob(asked, env)
     if "SLURM_JOB_ID" in env:
-        of_job = inherited_env.completed(env)
-        if asked.chain is not None:
-            of_job = chain.in_chain(asked.chain.split(), of_job)
-        return SlurmJob(asked, of_job, is_on_node="SLURMD_NODENAME" in env)
+        return SlurmJob(asked, inherited_env.completed(env), is_on_node="SLURMD_NODENAME" in env)
     found = "this shell is not in a job of Slurm, and the number of ranks on this machine is not given."
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 

@@ -110,8 +110,8 @@ def instead_of(job: str, env: Mapping[str, str], *, outlives_term: bool = False)
     if not answer.is_ok:
         return answer
     own: dict[str, Sequence[str]] = {"JobState": _RUNS}
-    if not env.get(Env.PACKED):  # whose count is that of the task
-        own["Restarts"] = ("0" if env.get(Env.CHAIN) else str(Variables(env).requeues()),)
+    if not env.get(Env.PACKED) and not env.get(Env.CHAIN):  # whose counts are not those of the job alone
+        own["Restarts"] = (str(Variables(env).requeues()),)
     if env.get("ENVIRONMENT") == "BATCH":
         own["BatchHost"] = (env.get("SLURMD_NODENAME", ""),)
     said = {name: re.search(rf"(?<!\S){name}=(\S*)", answer.words) for name in own}

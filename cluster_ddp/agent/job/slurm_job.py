@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import chain_file, rank_notes
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.job import chain, job_log, slurm_commands, srun_step, tasks
 from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.restart import requeue
@@ -48,8 +48,6 @@ class SlurmJob(JobSetup):
                 _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
                 self.env |= srun_step.staged(self.options, self.size, self.env)
                 starts = Starts(self, Notes(folder), history)
-                if self.next_job is not None:
-                    chain_file.note(self.records, self.env["SLURM_JOB_ID"], {"trains": True})
                 ended = starts.run()
             srun_step.clean_up(self.options, self.env, ended.status)
             starts_again = self._starts_again(ended, starts, history)
@@ -71,15 +69,15 @@ class SlurmJob(JobSetup):
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
-        if ended.status and not self.is_over and (self.next_job is not None or not why) and (over := self.over()):
+        if ended.status and not self.is_over and (self.link is not None or not why) and (over := self.over()):
             job_log.say(over)
             return True  # the run directory is that start's
         if ended.state == "STOPPED":
             history.end(ended._replace(then=Then.REQUEUE if why else Then.END))
         recovery = starts.recovery
         leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
-        if self.next_job is not None:
-            again = chain.end(self.records, self.next_job, self.env, why, leave, needed)
+        if self.link is not None:
+            again = chain.end(self.env, self.link, why, leave=leave, needed=needed, most=self.options.max_requeues)
         elif why and self.options.packed:
             job_log.say(f"{why}: it starts again when job {self.options.packed} is requeued.")
             again = True

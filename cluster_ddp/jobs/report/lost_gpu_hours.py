@@ -90,9 +90,7 @@ def read(status: RunStatus, training: Training) -> tuple[float | None, float | N
     """Return the GPU hours of a run, what was lost of them, and where most of that, in words. None: unknown."""
     run_dir = status.run_dir or Path()
     found, notes = _allocations(run_dir), json_lines(run_dir / File.STARTS)
-    # The records of a chain have the id of its first job.
-    job = next(iter(status.chain), status.job)
-    is_last = bool(found) and job in ("", found[-1].key[0]) and status.requeues in (None, found[-1].key[1])
+    is_last = bool(found) and status.job in ("", found[-1].key[0]) and status.requeues in (None, found[-1].key[1])
     is_alive = is_last and status.state in ("RUNNING", "COMPLETING")
     if is_last and found[-1].over is None:  # the agent was killed or lost, or still runs
         if is_alive:

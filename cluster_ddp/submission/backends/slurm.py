@@ -7,12 +7,11 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster_ddp.agent import chain_file
-from cluster_ddp.agent.job import inherited_env
+from cluster_ddp.agent.job import chain, inherited_env
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError
 from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import Env, File
@@ -57,7 +56,6 @@ class Slurm:
         except SlurmError as error:
             is_late = isinstance(error.__cause__, subprocess.TimeoutExpired) or _TIMED_OUT in error.found
             if comment and is_late:
-                _end_chain(folder)
                 raise _without_answer(comment, error) from error
             raise
         return JobFile(str(answer.job_id), answer.cluster, time.time())
@@ -68,9 +66,8 @@ class Slurm:
         Raises:
             SlurmError: the controller doesn't answer. The job then still exists, and keeps its run directory.
         """
-        _end_chain(folder)
         try:
-            commands.cancel([*dict.fromkeys([*reversed(chain_file.read(folder).all), job.job])], cluster=job.cluster)
+            commands.cancel([job.job], cluster=job.cluster)
         except SlurmError as error:
             raise SlurmError(
                 f"Cancelling job {job.job}:", f"{error.found} It waits or runs.", f"scancel {job.job}"
@@ -81,18 +78,13 @@ class Slurm:
 
         Raises:
             SlurmError: scancel failed: the job is unknown or another user's, or the controller doesn't answer; or the
-                id is another job's now. Of a chain, a job that is not surely of this run directory is left alone.
+                id is another job's now.
         """
         self.statuses(label, cluster, folder)  # of an unknown job, scancel says nothing (22.05)
-        jobs = [label]
-        if _is_chain(folder, label):
-            (folder / File.CANCELLED).touch()  # first: a job of the chain that submits the next one looks for it then
-            jobs = _live_jobs(folder, cluster) if chain_file.read(folder).all else jobs
-        elif "_" in label and packed_status.place(folder, label)[1]:  # a part of a job: its agent ends it
+        if "_" in label and packed_status.place(folder, label)[1]:  # a part of a job: its agent ends it
             (folder / File.CANCEL).touch()
             return
-        if jobs:
-            commands.run(["scancel", *commands.on(cluster), *jobs])
+        commands.run(["scancel", *commands.on(cluster), label])
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
         """Ask the controller; if it has forgotten the job, ask the accounting. Of a chain, the job that is due counts.
@@ -102,10 +94,6 @@ class Slurm:
             SlurmError: the controller doesn't answer.
         """
         known = job_identity.of(folder, label)
-        if label in (of_run := chain_file.read(folder)).all:
-            jobs = {job: one for job in of_run.all[-2:] for one in _if_known(job, cluster)}
-            if due := due_job(of_run, jobs, known):
-                return [due]
         place, holder = packed_status.place(folder, label)
         of_task = holder if "_" in label else ""
         found = job_status.job_statuses(of_task or label, cluster=cluster)
@@ -117,63 +105,37 @@ class Slurm:
             return [packed_status.of_task(place, label, ours[0])]
         if holder:
             return packed_status.of_array(folder, label, ours)
-        return ours
+        due = due_job(folder, label, ours) if _is_chain(folder, label) else None
+        return [due] if due is not None else ours
 
 
-def due_job(of_run: chain_file.Chain, jobs: Mapping[str, JobStatus], known: job_identity.Identity) -> JobStatus | None:
-    """Return the job of a chain that runs or waits; else the last one that has run. None if Slurm knows neither.
+def due_job(folder: Path, array: str, tasks: Iterable[JobStatus]) -> JobStatus | None:
+    """Return the task of a chain that runs or waits; else the last one that has run. None if Slurm knows none of it.
 
     Args:
-        of_run: the chain.
-        jobs: what Slurm knows of its last jobs, by id.
-        known: what tells them from others with the same id. They were submitted later than the first one.
+        folder: the run directory.
+        array: the chain's id.
+        tasks: what Slurm knows of the jobs with this id.
     """
-    known, number = replace(known, submitted_by_s=float("inf")), len(of_run.jobs) - 1
-    numbers = {of_run.jobs[-1]: number, of_run.next: number + 1}
-    ours = [
-        replace(status, link=link, restarts=status.restarts + link)
-        for job, link in numbers.items()
-        if (status := jobs.get(job)) is not None and known.is_of(status)
-    ]
-    return next((one for one in ours if not one.ended), ours[0] if ours else None)
+    known = job_identity.of(folder, array)
+    ours = {_number(one): one for one in tasks if known.is_of(one)}
+    begun = [one.number for one in chain.links(folder, array)][-1:]
+    due = [ours[number] for number in begun if number in ours]
+    due = [one for one in due if not one.ended] or [one for one in ours.values() if not one.ended] or due
+    due = due or [*ours.values()][-1:]
+    return replace(due[0], link=_number(due[0]), restarts=_number(due[0]), array_task=None) if due else None
 
 
-def _if_known(job: str, cluster: str | None) -> list[JobStatus]:
-    with contextlib.suppress(JobNotFoundError):
-        return job_status.job_statuses(job, cluster=cluster)
-    return []
-
-
-def _live_jobs(folder: Path, cluster: str | None) -> list[str]:
-    """Return the jobs of a chain that run or wait, the last one first.
-
-    Raises:
-        SlurmError: one of those that the run directory names writes its output elsewhere: it is another job.
-    """
-    found, log = [], (folder / File.JOB_LOG).resolve()
-    for job in reversed(chain_file.read(folder).all[-2:]):
-        live = [one for one in _if_known(job, cluster) if not one.ended]
-        if elsewhere := [one.stdout or "unknown" for one in live if Path(one.stdout).resolve() != log]:
-            what = f"{File.CHAIN} names job {job}, whose output is {elsewhere[0]}: it may be another one. "
-            hint = f"look at it: scontrol show job {job}; if it is the chain's: scancel {job}"
-            raise SlurmError(f"Cancelling the chain of {folder}:", f"{what}No job was cancelled.", hint)
-        found += [job] if live else []
-    return found
+def _number(task: JobStatus) -> int:
+    """The number of a task; of those that wait together, "3-20%1", the first one's."""
+    return int((re.match(r"\d+", task.array_task or "") or [0])[0])
 
 
 def _is_chain(folder: Path, label: str) -> bool:
-    """Whether a job is one of a chain: it may not have started."""
     with contextlib.suppress(RunDirError):
         record = run_dirs.read(folder)
-        return bool(record["spec"].get("chain")) and label in (record["job"], *chain_file.read(folder).all)
+        return bool(record["spec"].get("chain")) and label == record["job"]
     return False
-
-
-def _end_chain(folder: Path) -> None:
-    """Let a chain's job cancel the next one: it may be submitting that now, and looks for this file afterwards."""
-    with contextlib.suppress(RunDirError, OSError):
-        if run_dirs.read(folder)["spec"].get("chain"):
-            (folder / File.CANCELLED).touch()
 
 
 def _without_answer(mark: str, error: SlurmError) -> SlurmError:

@@ -17,11 +17,11 @@ from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.submission import grids, packed_jobs
 from cluster_ddp.submission.backends.slurm import Slurm, ignored_options
 from cluster_ddp.submission.checks import (
+    account_limits,
     command_mistakes,
     feasibility,
     job_environment,
     job_warnings,
-    partition_access,
     script_mistakes,
 )
 from cluster_ddp.submission.checks.job_warnings import Advice
@@ -92,10 +92,11 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
     requeue_default = re.search(r"^JobRequeue\s*= 1\s*$", config, re.MULTILINE) is not None
     try:
         _check_array_size(packed_jobs.of(spec), config)
+        if re.search(r"^AccountingStorageEnforce\s*=.*\blimits\b", config, re.MULTILINE):
+            account_limits.check_chain(spec)
         warnings = _check_cluster(spec, groups)
         asked = list(feasibility.asked_partitions(spec, groups))
-        partition_access.check_hosts(spec, asked, cluster=_cluster(spec))
-        warnings += partition_access.check_accounts(spec, asked, cluster=_cluster(spec))
+        warnings += account_limits.check_accounts(spec, asked, cluster=_cluster(spec))
     except SpecError as error:
         if must_run:
             raise
@@ -127,11 +128,16 @@ def _fitting(spec: JobSpec, groups: Sequence[partitions.NodeGroup]) -> Iterator[
 
 def _check_array_size(spec: JobSpec, config: str) -> None:
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.MULTILINE)
-    if spec.array is None or match is None or grids.last(spec.array) < int(match[1]):
+    if match is None:
         return
-    found = f"the highest task number on this cluster is {int(match[1]) - 1} (MaxArraySize = {match[1]})."
-    hint = "submit several smaller arrays, each numbered from 0"
-    raise SpecError(f"An array {spec.array}:", found, hint).about("array")
+    most = int(match[1]) - 1
+    found = f"the highest task number on this cluster is {most} (MaxArraySize = {match[1]})."
+    if spec.array is not None and grids.last(spec.array) > most:
+        hint = "submit several smaller arrays, each numbered from 0"
+        raise SpecError(f"An array {spec.array}:", found, hint).about("array")
+    if spec.chain and spec.max_requeues > most:
+        asked = f"A chain of up to {counted(spec.max_requeues + 1, 'job')}, an array:"
+        raise SpecError(asked, found, f"--max-requeues {most}").about("chain", "max_requeues")
 
 
 def _resumed(plan: Plan) -> list[Advice]:

@@ -12,8 +12,8 @@ from cluster_ddp.errors import ProfileError, SpecError, nearest
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.spec_rules import node_counts
 
-# Keys beside JobSpec's fields: how a job is submitted, whether nodes may submit jobs.
-SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple, "nodes_submit": bool}
+# Keys beside JobSpec's fields: how a job is submitted.
+SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple}
 
 NO_SETTINGS = ("command", "description", "grid")
 """Fields that belong to one job."""
@@ -44,7 +44,7 @@ def error(origin: str, found: str, hint: str) -> ProfileError:
 def defaults() -> dict[str, Any]:
     """Return what each key is without a setting."""
     known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(JobSpec)}
-    known |= {"name": "from the command", "runs_dir": "runs", "accept": (), "nodes_submit": True}
+    known |= {"name": "from the command", "runs_dir": "runs", "accept": ()}
     return {key: known[key] for key in kinds()}
 
 

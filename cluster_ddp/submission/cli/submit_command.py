@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from cluster_ddp.argument_parser import HELP_ALL
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
-from cluster_ddp.submission.checks import command_mistakes, partition_access, preflight
+from cluster_ddp.submission.checks import command_mistakes, preflight
 from cluster_ddp.submission.checks.job_warnings import CODES, OTHER_CODES, Advice
 from cluster_ddp.submission.cli import activated_env, options, settings_files, settings_keys
 from cluster_ddp.submission.planning import Plan
@@ -196,7 +196,6 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     if (active := asked.activated) is not None and not active.why_not:
         job[active.setting] = active.path
     spec = JobSpec(**{"name": work.name, **job, "command": work.command})
-    partition_access.check_settings(spec, values, asked.settings.origins)
     if work.reference_options is not None:
         grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
         _refuse_unfit(spec, reference, work.reference_options)
@@ -224,7 +223,7 @@ def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: 
     before["nodes"] = earlier.spec.node_range
     if earlier.reference_options is not None:
         before.pop("venv", None)  # the function is pickled again, by the environment that submits now
-    now = {key: value for key, value in files.values.items() if name is not None or key in ("accept", "nodes_submit")}
+    now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
     origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
     return settings_files.Settings(values=settings_files.overlay(before, now), origins=origins)
 

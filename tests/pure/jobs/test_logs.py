@@ -12,7 +12,6 @@ import pytest
 from slowness import LIMIT_S, scaled
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent import chain_file
 from cluster_ddp.cli import cancel, logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
 from cluster_ddp.jobs import find_runs, run_record, watch
@@ -322,25 +321,6 @@ def test_a_job_that_holds_packed_tasks_is_not_taken_for_one_of_them(capsys, fake
     assert "for Slurm this is a job that holds several tasks of the array, of /data/it's runs/fit-1_*." in said
     assert """cluster-ddp cancel --runs-dir '/data/it'"'"'s runs' 12_0, to cancel task 12_0 alone""" in said
     assert fake_slurm.calls("scancel") == []
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_of_a_chain_only_its_own_jobs_are_cancelled(capsys, fake_slurm: FakeSlurm, is_ours: bool) -> None:
-    """A cluster that was set up anew counts from 1 again, and others may write chain.jsonl."""
-    (run_dir,) = submit(chain=True)
-    chain_file.note(run_dir, "12", {"number": 0, "next": "14"})
-    line = "JobName=fit UserId=u(1) JobState=RUNNING Reason=None RunTime=00:01:30 Restarts=0 ExitCode=0:0"
-    line = f"{line} StdOut={run_dir}"
-    theirs = f"/job.log{'' if is_ours else 's'}"
-    fake_slurm.command("scontrol", f"cat <<X\nJobId=$4 {line}$([[ $4 == 12 ]] && echo /job.log || echo {theirs})\nX")
-    if is_ours:
-        assert cancel.main([str(run_dir)]) == 0
-        assert fake_slurm.calls("scancel") == [["14", "12"]]
-    else:
-        assert f"chain.jsonl names job 14, whose output is {run_dir}/job.logs: it may" in refused(
-            capsys, cancel.main, str(run_dir)
-        )
-        assert fake_slurm.calls("scancel") == []
 
 
 HOSTILE = "\x1b]0;title\x07\x1b[2Ja\tb\x1b[31mred\x1b[0m\u202e\x9b1A"

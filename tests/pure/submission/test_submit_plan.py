@@ -21,7 +21,6 @@ from cluster_ddp.errors import JobError, JobNotFoundError, RunDirError, SlurmErr
 from cluster_ddp.jobs import find_runs, run_record
 from cluster_ddp.run import job_file
 from cluster_ddp.run.job_file import JobFile
-from cluster_ddp.run.names import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.submission import resume, run_dirs, submit_plan
 from cluster_ddp.submission.frozen import frozen_agent
@@ -123,7 +122,6 @@ def test_a_submission_that_is_under_way_is_no_run_yet(fake_slurm: FakeSlurm) -> 
 
 def test_a_run_whose_next_submission_was_killed_stays_and_can_be_resumed(fake_slurm: FakeSlurm) -> None:
     (job,) = submit()
-    (job.run_dir / File.CANCELLED).touch()
     fake_slurm.command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     fake_slurm.command("sacct", "true")
     fake_slurm.command("sbatch", "kill -KILL $PPID; sleep 1")
@@ -135,7 +133,7 @@ def test_a_run_whose_next_submission_was_killed_stays_and_can_be_resumed(fake_sl
         resume.find(job.run_dir, Path("runs"))
     subprocess.run(["bash", "-c", raised.value.hint.partition("undo that: ")[2]], check=True)
     assert resume.find(job.run_dir, Path("runs")).job == "12"
-    assert files(job.run_dir) == [".cancelled", "agent.pyz", "job.json", "job.sbatch", "spec.json"]
+    assert files(job.run_dir) == ["agent.pyz", "job.json", "job.sbatch", "spec.json"]
 
 
 def test_a_folder_that_a_killed_submission_was_to_use_can_be_used(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
@@ -318,23 +316,6 @@ def test_a_signal_takes_the_job_back_and_then_ends_the_process(
     )
     assert done.returncode == -signal.Signals[f"SIG{name}"]
     assert fake_slurm.calls("scancel") == [["12"]]
-    assert files(in_a_folder) == []
-
-
-def test_the_chain_of_a_job_that_is_taken_back_ends(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    """The first job has started before sbatch has answered, and has submitted the next one."""
-    note = """cd runs/fit-*; echo '{"job": "12", "number": 0, "next": "13", "why": ""}' >chain.jsonl"""
-    fake_slurm.command("sbatch", f"kill -TERM {os.getpid()}; sleep 0.2; {note}; echo 12")
-    fake_slurm.command("scancel", 'ls -A runs/fit-* >"$0.seen"')
-    fake_slurm.command("squeue", "true")
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            submit(JobSpec(name="fit", command=("t",), chain=True))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert fake_slurm.calls("scancel") == [["13", "12"]]
-    assert File.CANCELLED in (fake_slurm.folder / "scancel.seen").read_text().split()
     assert files(in_a_folder) == []
 
 

@@ -1,18 +1,16 @@
-"""Chains of jobs: warned, cut from their batch host, cancelled, failed, refused."""
+"""Chains of jobs: warned, cut from their batch host, cancelled, requeued, failed, refused."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from chaos import faults
 from cluster import Place, differing, output
 from paced_run import ONE_BASH, Run, held, start
 
-from cluster_ddp.agent import chain_file
+from cluster_ddp.agent.job import chain
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm import commands, job_status
 
@@ -29,32 +27,36 @@ def cli(place: Place):
     return run
 
 
+def tasks(run: Run) -> list[str]:
+    """The states of the jobs that have begun or wait; those that never began and were cancelled are one at most."""
+    found = job_status.job_statuses(run.job, env=run.place.slurm.env)
+    return [one.state for one in sorted(found, key=lambda one: int((one.array_task or "0").split("-")[0]))]
+
+
 def states(run: Run) -> list[str]:
-    """Of its chain's jobs, once none is left in the queue."""
-    jobs = chain_file.read(run.path).all
+    """Of its jobs, once none is left in the queue."""
+    run.wait_for(lambda: {*tasks(run)} <= job_status.FINAL_STATES)
+    assert not commands.run(["squeue", "--noheader", f"--jobs={run.job}"], env=run.place.slurm.env).strip()
+    return tasks(run)
 
-    def seen() -> list[str]:
-        return [job_status.job_statuses(job, env=run.place.slurm.env)[0].state for job in jobs]
 
-    run.wait_for(lambda: {*seen()} <= job_status.FINAL_STATES)
-    assert chain_file.read(run.path).all == jobs
-    queued = ("squeue", "--noheader", f"--name={run.path.name.rpartition('-')[0]}")
-    run.wait_for(lambda: not commands.run(queued, env=run.place.slurm.env).strip())
-    return seen()
+def warn(run: Run, number: int) -> None:
+    """Stop one of its jobs in time. scancel tries again until the job has ended, and then fails (22.05)."""
+    run.place.slurm.run("scancel", "--signal=USR1", f"{run.job}_{number}")
 
 
 @pytest.mark.full
 def test_a_chain_is_warned_and_loses_its_batch_host(place: Place, uninterrupted: list[dict]) -> None:
-    """Each time the next job resumes, exactly; the one that would follow the last is gone at its end."""
+    """Each time the next job resumes, exactly; those that would follow the last are gone at its end."""
     run = start(place, "--chain", FAULTS=[held(12), held(30, start=1)])
     run.wait_for_step(6)
-    run.slurm("scancel", "--signal=USR1", run.job)
+    warn(run, 0)
     run.wait_for_step(18)
     lost = run.nodes()[0]
     faults.lose_node(place.slurm.layout, lost)
     run.slurm("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=lost")  # as Slurm finds in a minute
     try:
-        run.wait_for(lambda: len(chain_file.read(run.path).jobs) == 3)
+        run.wait_for(lambda: len(chain.links(run.path, run.job)) == 3)
         assert states(run) == ["FAILED", "NODE_FAIL", "COMPLETED", "CANCELLED"]
     finally:
         faults.bring_back_node(place.slurm.layout, lost)
@@ -68,13 +70,13 @@ def test_a_chain_is_warned_and_loses_its_batch_host(place: Place, uninterrupted:
 
 
 FIRST = 'env -0 >"env-$SLURM_JOB_ID"; if ((!SLURM_RESTART_COUNT)); then exit 75; fi; '
-THEN = {"cancel": "sleep 300", "scancel": "sleep 300", "fails": "exit 3", "most": "exit 75"}
+THEN = {"cancel": "sleep 300", "scancel": "sleep 300", "all": "sleep 300", "fails": "exit 3", "most": "exit 75"}
 OF_THE_SHELL = {"SBATCH_QOS": "leaks", "SLURM_NTASKS": "7", "MINE": "it's\nmine"}
 
 
 @pytest.mark.full
 def test_what_ends_a_chain(place: Place, cli) -> None:
-    """Cancelled as a whole; its second job by scancel; a final failure there; --max-requeues. No job is left."""
+    """Cancelled by us, by scancel of its second job or of all; a failure there; --max-requeues. No job is left."""
     runs = {}
     for name, then in THEN.items():
         options = ("--no-check", *ONE_BASH, "--chain", "--max-requeues", "1" if name == "most" else "20")
@@ -82,30 +84,31 @@ def test_what_ends_a_chain(place: Place, cli) -> None:
         assert done.returncode == 0, done.stderr
         runs[name] = Run(place, place.named_by(done.stdout))
     for name, run in runs.items():
-        run.wait_for(lambda run=run: [one for one in chain_file.records(run.path) if "trains" in one][1:])
-        second = chain_file.read(run.path).jobs[1]
+        run.wait_for(lambda run=run: [one for one in chain.links(run.path, run.job) if one.trains][1:])
         if name == "cancel":
-            assert f"Job {second} is the 2nd of the chain of job {run.job}." in cli("status", second)
-            assert f"Cancelled job {second} and its chain" in cli("cancel", run.job)
-        elif name == "scancel":
-            run.slurm("scancel", second)
+            (shown,) = json.loads(cli("status", "--json", f"{run.job}_1"))
+            assert (shown["job"], shown["state"], shown["requeues"]) == (run.job, "RUNNING", 1)
+            assert f"Cancelled job {run.job} " in cli("cancel", f"{run.job}_1")
+        elif name in ("scancel", "all"):
+            run.slurm("scancel", run.job if name == "all" else f"{run.job}_1")
     ends = {name: states(run) for name, run in runs.items()}
     assert ends == {
         "cancel": ["FAILED", "CANCELLED", "CANCELLED"],
-        "scancel": ["FAILED", "CANCELLED", "COMPLETED"],
+        "scancel": ["FAILED", "CANCELLED", "COMPLETED", "CANCELLED"],
+        "all": ["FAILED", "CANCELLED", "CANCELLED"],
         "fails": ["FAILED", "FAILED", "CANCELLED"],
         "most": ["FAILED", "FAILED"],
     }
-    jobs = {name: chain_file.read(run.path).all for name, run in runs.items()}
-    assert f"nothing is left to do: job {jobs['scancel'][1]} was cancelled." in output(runs["scancel"].path)
+    scancelled = runs["scancel"]
+    assert f"nothing is left to do: job {scancelled.job}_1 was cancelled." in output(scancelled.path)
     assert "started again 1 times already (--max-requeues 1)" in output(runs["most"].path)
     shown = json.loads(cli("status", "--json", *(str(run.path) for run in runs.values())))
-    assert [(one["job"], one["state"]) for one in shown] == [(jobs[name][1], ends[name][1]) for name in ends]
+    assert [(one["job"], one["state"]) for one in shown] == [(run.job, ends[name][1]) for name, run in runs.items()]
     where = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "HOSTNAME")
     of_slurm = ("SLURM_", "SLURMD_NODENAME", "CLUSTER_DDP_", "MASTER_ADDR", "MASTER_PORT", *where)
     first, second = (
-        {key: value for key, value in environ(place, job).items() if not key.startswith(of_slurm)}
-        for job in jobs["fails"][:2]
+        {key: value for key, value in environ(place, one.slurm_job).items() if not key.startswith(of_slurm)}
+        for one in chain.links(runs["fails"].path, runs["fails"].job)
     )
     assert differing(first, second) == {}
     assert first["MINE"] == OF_THE_SHELL["MINE"]
@@ -116,34 +119,28 @@ def environ(place: Place, job: str) -> dict[str, str]:
     return dict(one.split("=", 1) for one in text.split("\0") if one)
 
 
-NO_SBATCH = """#!/bin/bash
-[[ $(hostname) == node* ]] && { echo "sbatch: error: Batch job submission failed: Access/permission denied"; exit 1; }
-exec %s "$@"
-"""
+@pytest.mark.full
+def test_a_job_of_a_chain_that_somebody_requeues(place: Place) -> None:
+    """Slurm refuses that at first (--no-requeue), and may run the next one before it. It counts as one more."""
+    script = (
+        'echo "begins with $SLURM_RESTART_COUNT"; case $SLURM_RESTART_COUNT in 0|2) exit 75 ;; 1) sleep 300 ;; esac'
+    )
+    run = start(place, "--chain", nodes=ONE_BASH, command=("bash", "-c", script), training=())
+    run.wait_for(lambda: "begins with 1" in output(run.path))
+    run.slurm("scontrol", "update", f"JobId={run.job}_1", "Requeue=1")
+    run.slurm("scontrol", "requeue", f"{run.job}_1")
+    assert "COMPLETED" in states(run)
+    said = output(run.path)
+    assert [said.count(f"begins with {count}\n") for count in range(5)] == [1, 1, 1, 1, 0]
 
 
-def test_a_chain_where_nodes_may_not_submit(place: Place, cli, tmp_path: Path) -> None:
-    """Refused where that can be known; else the job says so, in its log and in its status, and trains.
-
-    All hosts of a sandbox are one for AllocNodes: they share a munged.
-    """
-    options = (*ONE_BASH, "--chain", "--", "bash", "-c", "true")
-    run_as_admin(place, "create", "PartitionName=login", "Nodes=ALL", "AllocNodes=login1")
-    try:
-        refused = place.submit("--partition", "login", *options)
-    finally:
-        run_as_admin(place, "delete", "PartitionName=login")
+def test_a_chain_whose_environment_fails_or_that_is_too_long(place: Place, tmp_path) -> None:
+    """The second job looks before its environment is made, and cancels the others."""
+    setup = ("--setup", f"echo made >>{tmp_path}/environments; exit 9")
+    run = start(place, "--chain", *setup, nodes=ONE_BASH, command=("true",), training=())
+    assert states(run) == ["FAILED", "COMPLETED", "CANCELLED"]
+    assert f"nothing is left to do: job {run.job}_0 ended before it started its ranks." in output(run.path)
+    assert (tmp_path / "environments").read_text() == "made\n"
+    refused = place.submit(*ONE_BASH, "--chain", "--max-requeues", "5000", "--", "true")
     assert refused.returncode == 2
-    assert "partition login takes jobs from login1 only (AllocNodes), not from node1." in refused.stderr
-    path = place.slurm.env["PATH"]
-    (tmp_path / "sbatch").write_text(NO_SBATCH % shutil.which("sbatch", path=path))
-    (tmp_path / "sbatch").chmod(0o755)
-    done = place.submit("--no-check", *options, env={"PATH": f"{tmp_path}:{path}"})
-    run = Run(place, place.named_by(done.stdout))
-    assert "error: Submitting the next job of the chain on node" in run.completed(restarts=0)
-    (shown,) = json.loads(cli("status", "--json", str(run.path)))
-    assert shown["end_of_chain"].endswith("Access/permission denied")
-
-
-def run_as_admin(place: Place, *words: str) -> None:
-    commands.run(["scontrol", *words], env=place.slurm.env)
+    assert "A chain of up to 5001 jobs, an array:" in refused.stderr and "Hint: --max-requeues 1000" in refused.stderr

@@ -93,6 +93,7 @@ class Requeue:
             few for the job.
         nodes: how many nodes to ask for, if the job has given some back: 3, or 2-8.
         needed: with how many it can start.
+        last: of a chain, the number of its last task, if all tasks from `job` on are meant.
     """
 
     def __init__(
@@ -103,7 +104,10 @@ class Requeue:
         leave: Mapping[str, str] = {},
         nodes: str | None = None,
         needed: int = 1,
+        last: int | None = None,
     ) -> None:
+        self._jobs = job if last is None else f"{job}-{last}"
+        """What is changed; `scontrol show` takes one task only."""
         self._job, self._env, self._leave, self._nodes, self._needed = job, env, leave, nodes, needed
         self._does, self._has_said, self._instead = "Starting", False, ""
         self._is_other = bool(leave or nodes)
@@ -170,13 +174,13 @@ class Requeue:
         """
         for _ in range(EXCLUDE_TRIES):
             wishes, refusal = self._wishes()
-            if not refusal and not (wishes and (refusal := self._scontrol("update", f"JobId={self._job}", *wishes))):
+            if not refusal and not (wishes and (refusal := self._scontrol("update", f"JobId={self._jobs}", *wishes))):
                 break
             time.sleep(1)
         else:
             job_log.say(
                 f"error: Job {self._job} may start on the same nodes again. Slurm said: {_in_a_line(refusal)}\n"
-                f"  Hint: while the job is pending: scontrol update JobId={self._job} {' '.join(wishes)}"
+                f"  Hint: while the job is pending: scontrol update JobId={self._jobs} {' '.join(wishes)}"
             )
 
     def _wishes(self) -> tuple[list[str], str]:

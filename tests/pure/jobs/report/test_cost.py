@@ -207,14 +207,6 @@ def test_energy_is_not_measured_if_a_node_was_not_sampled_in_a_start(tmp_path: P
     assert (found.energy_kwh, found.energy_words) == (None, "not measured on all nodes")
 
 
-def test_a_later_job_of_a_chain_is_the_one_that_runs(tmp_path: Path) -> None:
-    run_dir = make(tmp_path, allocations=ALLOCATIONS[:5])
-    status = RunStatus(job="15", name="c", state="RUNNING", requeues=1, chain=("12", "15"), run_dir=run_dir)
-    found = cost.read(status)
-    assert found.gpu_hours is not None
-    assert found.gpu_hours > 1000, "from 1970 until now"
-
-
 def test_the_sum_of_several(tmp_path: Path) -> None:
     one = read(make(tmp_path / "a"))
     other = dataclasses.replace(

@@ -817,14 +817,6 @@ def test_each_setting_that_does_not_fit_is_named_with_its_line(capsys, folder: P
     assert " is set in " not in said(capsys, option, "else", "--", "true")[1]
 
 
-def test_a_chain_where_no_node_submits_jobs(capsys, folder: Path) -> None:
-    (folder / "cluster.toml").write_text("nodes_submit = false\n")
-    found = f"no node may submit a job here: nodes_submit = false in {folder}/cluster.toml."
-    error = f"A chain of jobs, each of which submits the next one:\n  {found}\n  Hint: leave --chain out, "
-    assert error in said(capsys, "--chain", "--", "true")[1]
-    assert said(capsys, "--", "true")[0] == 0
-
-
 def test_a_setting_in_a_file_gets_the_legal_form(capsys, folder: Path) -> None:
     (folder / "cluster.toml").write_text('time = "2h"\n')
     assert said(capsys, "--", "true") == (

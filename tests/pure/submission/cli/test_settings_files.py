@@ -50,7 +50,6 @@ def test_the_keys_are_those_of_a_job_and_of_its_submission() -> None:
     assert set(settings_keys.kinds()) == fields - {"command", "description", "grid", "max_nodes"} | {
         "runs_dir",
         "accept",
-        "nodes_submit",
     }
     assert len(settings_keys.kinds()) == len(set(settings_keys.kinds()))
 

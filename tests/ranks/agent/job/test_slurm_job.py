@@ -120,8 +120,9 @@ def test_a_batch_host_that_was_cut_off_leaves_the_next_start_alone(tmp_path: Pat
     scontrol = f"#!/bin/bash\n[[ $1 == --oneliner ]] && echo ' JobState={state}' || {note}"
     scancel.write_text(f"#!/bin/bash\n{note}")
     scancel.chmod(0o755)
-    options = (f"--restarts={restarts}", f"--run-dir={tmp_path}/run", *(("--chain=", "--next-job=8") if chain else ()))
-    done = start(tmp_path, srun="#!/bin/bash\nexit 3\n", scontrol=scontrol, options=options)
+    options = (f"--restarts={restarts}", f"--run-dir={tmp_path}/run", *(("--chain",) if chain else ()))
+    task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"} if chain else {}
+    done = start(tmp_path, srun="#!/bin/bash\nexit 3\n", scontrol=scontrol, options=options, **task)
     over = "JobState=NODE_FAIL" if chain else "Restarts=1"
     assert done.returncode == 3 and f"warning: This start of the job is over for Slurm ({over})" in done.stderr
     assert "To resume" not in done.stderr and "To resume" not in done.stdout

@@ -7,7 +7,8 @@ import re
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.submission.checks.partition_access import check_accounts
+from cluster_ddp.errors import SpecError
+from cluster_ddp.submission.checks.account_limits import check_accounts, check_chain
 from cluster_ddp.submission.spec import JobSpec
 
 __all__ = ["fake_slurm"]
@@ -60,3 +61,35 @@ def test_one_of_several_partitions_is_enough(fake_slurm: FakeSlurm) -> None:
         "The partitions one,one do not"
         in check_accounts(JobSpec(name="x", partition="one,one"), ["one", "one"], cluster=None)[0]
     )
+
+
+LIMITS = """[[ $* == *assoc* ]] && printf 'physics|10\\nml|\\n' || printf 'physics|physics\\nphysics|ml\\n'"""
+
+
+@pytest.mark.parametrize(
+    ("account", "queued", "most", "hint"),
+    [
+        (None, 3, 6, None),
+        (None, 3, 7, "--max-requeues 6"),
+        ("physics", 0, 10, "--max-requeues 9"),
+        (None, 12, 1, "wait until one has ended"),
+        ("ml", 12, 20, None),
+        ("bio", 12, 20, None),
+    ],
+)
+def test_a_chain_has_no_more_jobs_than_the_account_may_have(
+    fake_slurm: FakeSlurm, account: str | None, queued: int, most: int, hint: str | None
+) -> None:
+    fake_slurm.command("sacctmgr", LIMITS)
+    fake_slurm.command("squeue", f"seq {queued}")
+    spec = JobSpec(name="x", chain=True, max_requeues=most, account=account)
+    if hint is None:
+        check_chain(spec)
+        return
+    with pytest.raises(SpecError, match=f"A chain of up to {most + 1} jobs:") as caught:
+        check_chain(spec)
+    assert f"may have 10 jobs in the queue (MaxSubmitJobs), and {queued} are there." in str(caught.value)
+    assert caught.value.hint == hint
+    check_chain(JobSpec(name="x", max_requeues=most, account=account))
+    fake_slurm.command("sacctmgr", "exit 1")
+    check_chain(spec)
