@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace, how: tuple[str, ...], env: Mapping[str,
         done = subprocess.run([*command, *training], cwd=folder, env=env, check=True, capture_output=True, text=True)
         label = re.findall(r"array (\d+)", done.stdout)[0]
         jobs = commands.run(["squeue", "--noheader", "--array", f"--jobs={label}"], env=env).count("\n")
-        ends = _ends([Path(folder, "runs", f"python-{label}_{task}") for task in range(options.tasks)])
+        ends = _ends([Path(folder, "runs", f"python-{label}", str(task)) for task in range(options.tasks)])
     return Taken(max(ends) - started_s, jobs)
 
 

@@ -74,7 +74,7 @@ def _next_steps(jobs: list[Job], here: Path) -> str:
     if len(jobs) == 1:
         folder = shlex.quote(os.path.relpath(jobs[0].link, here))
         return f"To follow it: cluster-ddp logs -f {folder}\nTo end it: cluster-ddp cancel {folder}"
-    whole = shlex.quote(os.path.relpath(str(jobs[0].link).rpartition("_")[0], here))
+    whole = shlex.quote(os.path.relpath(jobs[0].link.parent, here))
     return f"To follow it: cluster-ddp status --watch {whole}\nTo end it: cluster-ddp cancel {whole}"
 
 

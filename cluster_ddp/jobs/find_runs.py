@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,7 +9,8 @@ from pathlib import Path
 
 from cluster_ddp.errors import JobError, RunDirError, SlurmError, printable
 from cluster_ddp.jobs import run_record
-from cluster_ddp.jobs.run_record import RunRecord
+from cluster_ddp.jobs.run_record import RunRecord, changed_s
+from cluster_ddp.run import job_file
 from cluster_ddp.run.names import ASIDE, File
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends.slurm import Slurm
@@ -19,17 +19,15 @@ from cluster_ddp.submission.job import Job
 
 def in_folder(runs_dir: Path) -> list[RunRecord]:
     """Return the runs of a folder, in the order of submission; no whole arrays, and none that never had a job."""
-    found, folders = [], list[Path]()
-    with suppress(OSError):
-        folders = [runs_dir / one.name for one in os.scandir(runs_dir) if one.is_dir(follow_symlinks=False)]
-    for path in folders:
+    found = []
+    for path in run_dirs.each(runs_dir):
         if not run_record.is_run(path):
             continue
         try:
             found.append(run_record.read(path))
         except RunDirError as error:
             found.append(
-                RunRecord(run_dir=path, name=path.name, began_s=run_record.changed_s(path), problem=error.found)
+                RunRecord(run_dir=path, name=job_file.title(path), began_s=changed_s(path), problem=error.found)
             )
     runs = [one for one in found if not one.is_whole_array and _had_job(one)]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
@@ -62,12 +60,12 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
         if not record.is_whole_array:
             return [record]
         whole = Path(word).resolve()
-        return [one for one in runs_in(whole.parent) if one.job_id == record.job and one.whole_name == whole.name]
-    jobs: dict[str, list[RunRecord]] = {}
+        return [one for one in runs_in(whole.parent) if one.job_id == record.job and one.whole.resolve() == whole]
+    jobs: dict[Path, list[RunRecord]] = {}
     for one in runs_in(runs_dir):
         of_chain = [word] if one.is_chain and word.partition("_")[0] == one.job else []  # squeue shows 12_3
-        if word in (one.job, one.job_id, *of_chain, one.name, one.whole_name):
-            jobs.setdefault(one.whole_name, []).append(one)
+        if word in (one.job, one.job_id, *of_chain, one.name, job_file.named_by_us(one.whole).name):
+            jobs.setdefault(one.whole, []).append(one)
     if not jobs and not word[:1].isdigit():
         found = f"it is neither a job id nor a run directory, and no run in {runs_dir} has this name."
         raise JobError(f"Looking for the job {word}:", found, "cluster-ddp status lists all runs")
@@ -125,14 +123,14 @@ def named_or_newest(words: Sequence[str], asked: str, runs_dir: Path) -> list[st
         return list(words)
     run = newest(asked, runs_dir)
     print(printable(f"The newest run is job {run.job_id or run.name} ({run.name})."), file=sys.stderr)
-    return [str(run.run_dir.parent / run.whole_name)]
+    return [str(run.whole)]
 
 
 def resumed(label: str, runs_dir: Path) -> RunRecord | None:
     """Return the run of a job (12, or 12_3) that `submit --resume` has resumed as another job since, if any."""
     if not run_dirs.is_label(label):
         return None
-    aside = {path.parent: run_record.changed_s(path) for path in runs_dir.glob(f"*/{ASIDE.format(label)}")}
+    aside = {path: changed_s(path / ASIDE.format(label)) for path in run_dirs.of_earlier(runs_dir, label)}
     runs = [one for one in in_folder(runs_dir) if one.run_dir in aside and one.job and one.is_submitted]
     return max(runs, key=lambda one: aside[one.run_dir], default=None)
 

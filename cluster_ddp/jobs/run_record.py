@@ -72,9 +72,10 @@ class RunRecord:
         return ThisMachine() if self.runs_on == "this machine" else Slurm()
 
     @property
-    def whole_name(self) -> str:
-        """The name of its run directory; for an array's task, that of the whole array's."""
-        return self.run_dir.name.removesuffix(self.job.removeprefix(self.job_id))
+    def whole(self) -> Path:
+        """Its run directory; for an array's task, that of the whole array."""
+        task = self.job.partition("_")[2]
+        return job_file.whole_array(self.run_dir, task) if task else self.run_dir
 
     def is_locked(self) -> bool:
         """Whether a training is writing to it now, as far as its lock file shows."""

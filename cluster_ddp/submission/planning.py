@@ -59,8 +59,8 @@ class Plan:
     must_run: InitVar[bool] = True
     """False to only show the plan. A job that needs Slurm can then be planned without Slurm, too."""
     folder: Path = field(init=False)
-    """The run directory, absolute: a new one, or that of `earlier`. Of an array, that of the whole; its tasks have this
-    path with _NUMBER."""
+    """The run directory, absolute: a new one, or that of `earlier`. Of an array, that of the whole; theirs are
+    in it, by number."""
     is_chosen: bool = field(init=False)
     """Whether the user has chosen that. Else it gets a new name, and runs/latest leads to it."""
     scheduler: Slurm | ThisMachine = field(init=False)
@@ -94,7 +94,7 @@ class Plan:
     @property
     def _of_task(self) -> str:
         """The run directory of a job, or of an array's task: %a stands for its number, for Slurm and our agent."""
-        return str(self.folder) if self.spec.array is None else f"{self.folder}_%a"
+        return str(self.folder) if self.spec.array is None else f"{self.folder}/%a"
 
     @property
     def options(self) -> list[str]:

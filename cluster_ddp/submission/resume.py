@@ -209,9 +209,9 @@ def _move(source: Path, target: Path) -> None:
 def _of_job(label: str, runs_dir: Path) -> Path:
     """The run directory that a job has run in, as the last job or an earlier one; of several, the newest."""
     if run_dirs.is_label(label):
-        runs = [path.parent for path in runs_dir.glob(f"*/{File.SPEC}") if not path.parent.is_symlink()]
-        last = {path: at for path in runs if (at := _submitted(path, label)) is not None}
-        earlier = {path.parent: path.lstat().st_mtime for path in runs_dir.glob(f"*/{ASIDE.format(label)}")}
+        last = {path: at for path in run_dirs.each(runs_dir) if (at := _submitted(path, label)) is not None}
+        aside = ASIDE.format(label)
+        earlier = {path: (path / aside).lstat().st_mtime for path in run_dirs.of_earlier(runs_dir, label)}
         if found := last or earlier:
             return max(found, key=lambda path: found[path])
     if label in _TRAININGS_OWN:

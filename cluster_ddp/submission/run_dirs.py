@@ -11,7 +11,7 @@
                             metrics.jsonl, run.json  written by a training that uses cluster_ddp
 
 The link runs/fit-12 leads there, runs/latest to the last one. An array has such a folder for the whole (script,
-snapshot), and one for each task, with _0, _1 and so on after its name; links are runs/fit-12_0, runs/fit-12_1 …
+snapshot), and in it one for each task: runs/fit-12/0, runs/fit-12/1 …
 """
 
 from __future__ import annotations
@@ -43,6 +43,28 @@ _NO_RESULTS = (
     *(File.RUN, File.STARTS, File.METRICS, File.USAGE.format("*"), File.TRACKERS, File.JOURNAL),
 )
 """Patterns of the files that nothing resumes from: records of what happened."""
+
+
+def each(runs_dir: Path) -> Iterator[Path]:
+    """Yield the folders that may be run directories: those in a folder, each followed by its `tasks`."""
+    with contextlib.suppress(OSError):
+        for one in os.scandir(runs_dir):
+            if one.is_dir(follow_symlinks=False):
+                yield runs_dir / one.name
+                yield from tasks(runs_dir / one.name)
+
+
+def tasks(whole: Path) -> list[Path]:
+    """Return the run directories of an array's tasks, by that of the whole, in the order of their numbers."""
+    with contextlib.suppress(OSError):
+        numbers = [int(one.name) for one in os.scandir(whole) if one.name.isdecimal()]
+        return [whole / str(number) for number in sorted(numbers) if (whole / str(number) / File.SPEC).exists()]
+    return []
+
+
+def of_earlier(runs_dir: Path, label: str) -> list[Path]:
+    """Return the run directories in which an earlier job ran, that was resumed since."""
+    return [path for path in each(runs_dir) if (path / ASIDE.format(label)).is_dir()]
 
 
 def resume_command(run_dir: Path) -> str:
@@ -183,9 +205,10 @@ def remove(paths: Sequence[Path], made: Path | None) -> None:
         path.unlink(missing_ok=True)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-    for beside in next(iter(folders)).parent.iterdir() if folders else ():  # jobs make links, too
-        if beside.is_symlink() and beside.with_name(beside.readlink().name) in folders:
-            beside.unlink(missing_ok=True)
+    for runs_dir in {path.parent for path in folders} - folders:
+        for beside in runs_dir.iterdir():  # jobs make links, too
+            if beside.is_symlink() and runs_dir / beside.readlink() in folders:
+                beside.unlink(missing_ok=True)
     if made is not None:
         for left, _, _ in sorted(os.walk(made), reverse=True):
             try:

@@ -90,17 +90,19 @@ class _Submission:
             return self._name(self._job)
 
     def _name(self, job: JobFile) -> list[Job]:
-        """Write which job it is, and let runs/NAME-ID lead to each run directory."""
+        """Write which job it is, and let runs/NAME-ID lead to its run directory."""
         plan = self._plan
         self._made.append(plan.folder / File.JOB)
         run_dirs.note_job(plan.folder, job, shared=plan.spec.share)
-        tasks = [] if plan.spec.array is None else [f"_{task}" for task in numbers(plan.spec.array)]
-        folders = {f"{job.job}{task}": Path(f"{plan.folder}{task}") for task in ["", *tasks]}
-        self._made += [link for label, folder in folders.items() if (link := job_file.link(folder, label))]
+        if (link := job_file.link(plan.folder, job.job)) is not None:
+            self._made.append(link)
+        folders = {job.job: plan.folder}
+        if plan.spec.array is not None:
+            folders = {f"{job.job}_{task}": plan.folder / str(task) for task in numbers(plan.spec.array)}
         largest = derived(plan.spec, nodes=plan.spec.max_nodes or plan.spec.nodes)
         known: dict[str, Any] = {"tasks": largest.tasks, "ranks": largest.world_size, "cluster": job.cluster}
         known |= {"is_function": plan.function is not None, "scheduler": plan.scheduler}
-        return [Job(id=label, run_dir=folder, **known) for label, folder in folders.items()][bool(tasks) :]
+        return [Job(id=label, run_dir=folder, **known) for label, folder in folders.items()]
 
     def take_back(self) -> None:
         """Cancel the job, and remove what was made. Raises SlurmError if it can't be cancelled; then all stays."""
@@ -120,7 +122,7 @@ def _contents(plan: Plan, comment: str) -> Iterator[tuple[Path, dict[str, bytes]
     holders = packed_jobs.holders(plan.spec)
     for task in [] if array is None else numbers(array):
         packed = {"packed": holders[task]} if holders else {}
-        yield Path(f"{plan.folder}_{task}"), _files(plan, described, comment, array_task=task, **packed)
+        yield plan.folder / str(task), _files(plan, described, comment, array_task=task, **packed)
 
 
 def _files(plan: Plan, spec: Mapping[str, Any], comment: str, **of_task: int) -> dict[str, bytes]:

@@ -17,6 +17,7 @@ import pytest
 from slowness import scaled
 
 from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.run import job_file
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
@@ -151,6 +152,12 @@ def records(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+def label_of(run_dir: Path) -> str:
+    """The job of a run directory, by its link: 12, or 12_3 for an array's task."""
+    name = run_dir.name
+    return f"{run_dir.parent.name.rpartition('-')[2]}_{name}" if name.isdecimal() else name.rpartition("-")[2]
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder to submit from."""
@@ -180,8 +187,9 @@ class Place:
     def named_by(self, said: str) -> Path:
         """The run directory that a submission has announced, by the link with the job's id if there is one."""
         run_dir = self.folder / re.search(r"Run director(?:y|ies): (\S+)", said)[1]
-        links = (path for path in run_dir.parent.glob("*-*") if path.is_symlink())
-        return next((path for path in links if path.readlink().name == run_dir.name), run_dir)
+        whole = job_file.named_by_us(run_dir)
+        links = (path for path in whole.parent.glob("*-*") if path.is_symlink() and path.readlink().name == whole.name)
+        return next(links, whole) / run_dir.relative_to(whole)
 
     def end_of(self, run_dir: Path, timeout_s: float = TIMEOUT_S) -> job_status.JobStatus:
         label = run_dirs.read(run_dir)["job"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cluster import label_of
 from launchers import HELPERS, SIGNALS, Job
 from slowness import scaled, wait_until
 
@@ -134,7 +135,7 @@ def record(job: Job) -> None:
 
     found = journal.last_end(job.run_dir)
     assert found is not None
-    assert found.job == job.run_dir.name.rpartition("-")[2]
+    assert found.job == label_of(job.run_dir)
     assert (found.state, found.status) == (job.end["state"], job.end["exit_status"])
     assert found.start == (1 if job.name == "stops" else 0)
     assert found.failure == (job.end["failure"] or "")

@@ -73,9 +73,9 @@ def test_ids_of_another_cluster_are_not_those_of_this_one(tmp_path: Path) -> Non
         second = place.start("--name", "lives", "--gpus-per-node", "1", "--", "bash", "-c", "echo hello; sleep 600")
         assert second.name == f"lives-{label}"
         own = own_sbatch(place)
-        assert array.name == f"sweep-{own}_0"
+        assert array.parent.name == f"sweep-{own}"
         unsubmitted = training(tmp_path, own)
-        for run in (str(first), str(array), str(array.with_name(f"sweep-{own}")), str(unsubmitted)):
+        for run in (str(first), str(array), str(array.parent), str(unsubmitted)):
             done = verb(place, "cancel", run)
             refused = re.search("is another job now|Invalid job id", done.stderr)
             assert (done.returncode, bool(refused)) == (2, True), done.stdout + done.stderr

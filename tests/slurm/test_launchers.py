@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from chaos import faults
-from cluster import Cluster, Place, selected
+from cluster import Cluster, Place, label_of, selected
 from launcher_contract import CHECKS, parameters, programs
 from launchers import ALL, Job, ancestry, name_of, play
 
@@ -81,12 +81,12 @@ def jobs_of(place: Place, queue: Queue, *words: str) -> list[Job]:
     if "--array" not in words:
         return [on_slurm(place, queue, launcher, words[-1], first)]
     names = words[words.index("--array") + 1].removeprefix("job=").split(",")
-    folders = [first.with_name(f"{first.name.rpartition('_')[0]}_{task}") for task in range(len(names))]
+    folders = [first.with_name(str(task)) for task in range(len(names))]
     return [on_slurm(place, queue, launcher, *one) for one in zip(names, folders)]
 
 
 def on_slurm(place: Place, queue: Queue, launcher: str, name: str, run_dir: Path) -> Job:
-    layout, label = place.slurm.layout, run_dir.name.rpartition("-")[2]
+    layout, label = place.slurm.layout, label_of(run_dir)
     slurm = place.slurm.run  # scancel fails if the signal ends the job at once
 
     def lose_node(node: str) -> None:
@@ -135,7 +135,7 @@ def jobs(
     said = subprocess.run(asked, cwd=folder, env=dict(slurm.env), capture_output=True, text=True, check=True).stdout
     ends = {(folder / one["run_dir"]).resolve(): one for one in json.loads(said)}
     for job in jobs:
-        status = queue.status(job.run_dir.name.rpartition("-")[2])
+        status = queue.status(label_of(job.run_dir))
         job.end = ends[job.run_dir.resolve()] | {"exit_status": status and status.exit_code}
     return {(job.launcher, job.name): job for job in jobs}
 

@@ -115,7 +115,7 @@ def test_an_arrays_tasks_are_ranked_at_the_end_of_watch_in_the_report_and_on_the
     place = Place(slurm, tmp_path)
     grid = ("--array", "lr=0.1,0.2,0.3,0.5", "momentum=0,0.9")
     watched = place.submit("--no-check", *grid, "--watch", "--", "python", "t.py", "{lr}", "{momentum}")
-    array, folder = re.search(r"^Submitted array (\d+) .* directories: (\S+)_0 ", watched.stdout, re.MULTILINE).groups()
+    array, folder = re.search(r"^Submitted array (\d+) .* directories: (\S+)/0 ", watched.stdout, re.MULTILINE).groups()
     result = "(lr=0.3, momentum=0): test accuracy 90.00 %"
     last = f"Best: task {array}_4 {result}. All tasks: cluster-ddp report {folder}\n"
     assert re.search(rf"{re.escape(last)}Cost: [\d.e-]+ GPU hours\n$", watched.stdout), watched.stdout

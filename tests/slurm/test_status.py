@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster, Place
+from cluster import ROOT, Cluster, Place, label_of
 
 from cluster_ddp.slurm import commands, job_status
 
@@ -43,7 +43,7 @@ def test_many_run_directories_are_two_questions(slurm: Cluster, tmp_path: Path) 
     (tmp_path / "runs" / "forgotten").mkdir()
     (tmp_path / "runs" / "forgotten" / "spec.json").write_text(json.dumps({**spec, "job": "999999"}))
     (tmp_path / "runs" / "forgotten" / "job.sbatch").touch()
-    job = waiting.name.partition("-")[2].partition("_")[0]
+    job = label_of(waiting).partition("_")[0]
     try:
         said = slurm.run("env", "SQUEUE_USERS=nobody", "SQUEUE_STATES=RUNNING", *STATUS, cwd=tmp_path)
         table = {row[0]: row[2:] for row in map(str.split, said.stdout.splitlines()[1:])}

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Place
+from cluster import Cluster, Place, label_of
 
 from cluster_ddp.slurm import commands, job_status
 
@@ -129,9 +129,9 @@ def test_a_killed_job_that_was_resumed_is_known_by_its_old_id(place: Place) -> N
 def test_an_arrays_task_resumes_alone(place: Place) -> None:
     grid = ("--array", "how=fails,works", "--gpus-per-node", "1")
     first = place.start(*grid, "--", "python", "t.py", "{how}")
-    array = first.name.removesuffix("_0").rpartition("-")[2]
+    array = label_of(first).removesuffix("_0")
     assert place.end_of(first).exit_code == 3
-    place.completed(first.with_name(f"{first.name[:-2]}_1"))
+    place.completed(first.with_name("1"))
     whole = place.submit("--resume", array)
     assert (whole.returncode, f"--resume {first}" in whole.stderr.replace("'\"'\"'", "'").replace("'", "")) == (
         2,

@@ -24,7 +24,7 @@ def test_a_signal_while_an_array_is_submitted(slurm: Cluster, tmp_path: Path, na
     array = ("--no-check", "--name", f"broken{name}", "--array", "0-999", "--", "true")
     process = subprocess.Popen([*SUBMIT, *array], cwd=tmp_path, env=dict(slurm.env))
     # Five of its thousand folders are there.
-    wait_until(lambda: process.poll() is not None or list(tmp_path.glob("runs/*_5")), pause_s=0.001)
+    wait_until(lambda: process.poll() is not None or list(tmp_path.glob("runs/*/5")), pause_s=0.001)
     assert process.poll() is None
     process.send_signal(signal.Signals[name])
     assert process.wait(timeout=scaled(LIMIT_S)) != 0
@@ -69,9 +69,9 @@ def test_a_submission_that_is_killed_once_sbatch_has_answered(
     assert subprocess.run(words, cwd=tmp_path, env=env, timeout=scaled(LIMIT_S)).returncode == -signal.SIGKILL
     job = (tmp_path / "id").read_text().strip()
     labels = [f"{job}_{task}" for task in (4, 5)] if array else [job]
-    for label in labels:
-        wait_until(lambda label=label: journal.last_end(tmp_path / "runs" / f"fit-{label}"))
-    assert len([path for path in (tmp_path / "runs").iterdir() if path.is_symlink()]) == (3 if array else 1)
+    for folder in (f"fit-{label.replace('_', '/')}" for label in labels):
+        wait_until(lambda folder=folder: journal.last_end(tmp_path / "runs" / folder))
+    assert len([path for path in (tmp_path / "runs").iterdir() if path.is_symlink()]) == 1
     for asked in (job, f"runs/fit-{job}"):
         shown = slurm.run(sys.executable, "-m", "cluster_ddp", "status", "--json", asked, cwd=tmp_path)
         assert [(one["job"], one["name"]) for one in json.loads(shown.stdout)] == [(label, "fit") for label in labels]

@@ -155,7 +155,7 @@ def best_line(run_dirs: Sequence[Path]) -> str:
         options = ", ".join(f"{key}={top.values[key]}" for key in keys if key in top.values)
         value = ranking.value(results[ranking.order[0]], ranking.by)
         result = f"{ranking.kinds[ranking.by]} {run_state.in_words({ranking.by: value}, ranking.by)[0]}".lstrip()
-        whole = shlex.quote(os.path.relpath(top.run_dir.with_name(top.whole_name)))
+        whole = shlex.quote(os.path.relpath(top.whole))
         task = f"{top.job} ({options})" if options else top.job
         return printable(f"Best: task {task}: {result}. All tasks: cluster-ddp report {whole}")
     return ""

@@ -106,7 +106,8 @@ class Tracking:
         # The libraries refuse some characters, or take them for a search.
         name = job_file.name_in(self._run_dir) or re.sub(r"-[\d_-]+$", "", self._run_dir.name)
         project = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) or "training"
-        run = Run(name=self._run_dir.name, project=project, folder=folder, id=run_id, config=_config(self._run_dir))
+        title = job_file.title(self._run_dir).replace("/", "_")
+        run = Run(name=title, project=project, folder=folder, id=run_id, config=_config(self._run_dir))
         for name in self._names:
             self._guarded(name, self._make, name, run)
 

@@ -45,12 +45,10 @@ def of_array(folder: Path, label: str, jobs: Sequence[JobStatus]) -> list[JobSta
         jobs: of all jobs that hold its tasks.
     """
     found, named = dict[int, JobStatus](), {one.array_task or "": one for one in jobs}
-    for path in folder.parent.glob(f"{folder.name.rpartition('_')[0]}_*"):
-        number = path.name.rpartition("_")[2]
-        if number.isdecimal():
-            where, job = place(path, f"{label}_{number}")
-            if job and (status := of_number(named, job.partition("_")[2])) is not None:
-                found[int(number)] = of_task(where, f"{label}_{number}", status)
+    for path in run_dirs.tasks(folder.parent):
+        where, job = place(path, f"{label}_{path.name}")
+        if job and (status := of_number(named, job.partition("_")[2])) is not None:
+            found[int(path.name)] = of_task(where, f"{label}_{path.name}", status)
     return [found[number] for number in sorted(found)]
 
 

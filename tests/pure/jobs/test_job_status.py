@@ -199,7 +199,7 @@ def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
     assert [row[0] for row in rows(capsys, "12_1")] == ["12_1"]
     assert len(rows(capsys, "12")) == len(rows(capsys, "runs/fit-12")) == 4
     assert [row[0] for row in rows(capsys, "runs/latest")] == ["12_0"]
-    assert [row[0] for row in rows(capsys, "runs/fit-12_3")] == ["12_3"]
+    assert [row[0] for row in rows(capsys, "runs/fit-12/3")] == ["12_3"]
 
 
 def test_a_job_or_a_run_dir_can_be_named(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:

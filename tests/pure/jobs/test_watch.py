@@ -202,7 +202,7 @@ def test_an_array_ends_with_its_best_task(tmp_path: Path, monkeypatch: pytest.Mo
     """Whatever the states of its tasks are, if two can be compared."""
     monkeypatch.chdir(tmp_path)
     ended = [status("COMPLETED", array_task="0"), status("FAILED", array_task="1", exit_code=2)]
-    folders = [make_run(tmp_path / f"fit-12_{at}", job=f"12_{at}", values={"lr": f"0.{at}"}) for at in range(2)]
+    folders = [make_run(tmp_path / f"fit-12/{at}", job=f"12_{at}", values={"lr": f"0.{at}"}) for at in range(2)]
     write_lines(folders[1] / "metrics.jsonl", [{"kind": "val", "time": 1.0, "loss": 0.25}])
     shown: list[list[str]] = [[], []]
     for lines, loss in zip(shown, (math.nan, 0.5)):

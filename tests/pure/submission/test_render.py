@@ -253,7 +253,7 @@ def test_a_function_gets_no_arguments_of_sbatchs_and_no_values_in_its_path(tmp_p
     assert shown(tmp_path)["argv"] == ["job", "--function", "--", "runner", "/runs/{seed}/x-%j"]
 
 
-@pytest.mark.parametrize(("array", "of_task"), [(None, ""), ("0-3", "_%a")])
+@pytest.mark.parametrize(("array", "of_task"), [(None, ""), ("0-3", "/%a")])
 def test_a_submitted_job_starts_the_agent_of_its_own_run_directory(
     tmp_path: Path, fake_slurm: FakeSlurm, array: str | None, of_task: str
 ) -> None:

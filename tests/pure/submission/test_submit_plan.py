@@ -181,11 +181,12 @@ def test_an_array_is_one_call_and_a_folder_for_each_task(fake_slurm: FakeSlurm, 
     grid = {"seed": ("5", "6"), "lr": ("0.1", "1.0")}
     jobs = submit(JobSpec(name="fit", command=("t", "--seed={seed}", "{lr}"), grid=grid))
     assert (len(fake_slurm.calls("sbatch")), fake_slurm.calls("scontrol")) == (1, [])
-    whole = jobs[0].run_dir.with_name(jobs[0].run_dir.name.removesuffix("_0"))
-    assert fake_slurm.calls("sbatch")[0][2] == f"--output={whole}_%a/job.log"
+    whole = jobs[0].run_dir.parent
+    assert fake_slurm.calls("sbatch")[0][2] == f"--output={whole}/%a/job.log"
     assert [job.id for job in jobs] == ["12_0", "12_1", "12_2", "12_3"]
-    assert [Path(f"runs/fit-{job.id}").resolve() for job in jobs] == [job.run_dir for job in jobs]
-    assert Path("runs/fit-12").resolve() == whole
+    assert [Path(f"runs/fit-12/{task}").resolve() for task in range(4)] == [job.run_dir for job in jobs]
+    assert [str(job.link.relative_to(in_a_folder)) for job in jobs] == [f"runs/fit-12/{task}" for task in range(4)]
+    assert {path.name for path in Path("runs").iterdir()} == {whole.name, "fit-12", "latest"}
     assert [run_dirs.read(job.run_dir)["job"] for job in jobs] == [job.id for job in jobs]
     assert not (jobs[0].run_dir / "job.json").exists(), "one for all, until they start"
     described = [json.loads((job.run_dir / "spec.json").read_text()) for job in jobs]
@@ -443,11 +444,18 @@ def test_a_refusal_leaves_nothing_in_a_folder_that_no_submission_has_made(
 
 def test_half_an_array_is_taken_back(fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_file, "new_name", lambda name: f"{name}-x")
-    (in_a_folder / "runs" / "fit-x_1").mkdir(parents=True)
-    with pytest.raises(RunDirError, match="it exists already"):
+    create = run_dirs.create
+
+    def create_others(path: Path, *, shared: bool) -> None:
+        if path.name == "2":
+            path.touch()
+        create(path, shared=shared)
+
+    monkeypatch.setattr(run_dirs, "create", create_others)
+    with pytest.raises(RunDirError, match="fit-x/2:\n  it exists already"):
         submit(JobSpec(name="fit", command=("t",), array="0-3"))
     assert fake_slurm.calls("sbatch") == []
-    assert files(in_a_folder) == ["runs", "runs/fit-x_1"]
+    assert files(in_a_folder) == []
 
 
 def test_an_unwritable_folder_is_found_before_sbatch(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:

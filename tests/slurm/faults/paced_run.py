@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import Place, output, records
+from cluster import Place, label_of, output, records
 from slowness import wait_until
 
 from cluster_ddp.slurm import commands, job_status
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def job(self) -> str:
-        return self.path.name.rpartition("-")[2]
+        return label_of(self.path)
 
     def status(self) -> JobStatus:
         (status,) = job_status.job_statuses(self.job, env=self.place.slurm.env)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Place, output
+from cluster import Cluster, Place, label_of, output
 from slowness import wait_until
 
 from cluster_ddp.agent.job.pack import packed_task
@@ -64,14 +64,10 @@ class Packed:
     """The run directory of its first task."""
 
     def id(self, task: int) -> str:
-        return f"{self.label.rpartition('-')[2]}_{task}"
+        return label_of(self.path(task))
 
     def path(self, task: int) -> Path:
-        return self.folder.with_name(f"{self.label}_{task}")
-
-    @property
-    def label(self) -> str:
-        return self.folder.name.rpartition("_")[0]
+        return self.folder.with_name(str(task))
 
     @property
     def job(self) -> str:
@@ -84,7 +80,7 @@ class Packed:
         return done.stdout
 
     def status(self) -> dict[int, dict]:
-        found = json.loads(self.verb("status", "--json", f"runs/{self.label}"))
+        found = json.loads(self.verb("status", "--json", str(self.folder.parent)))
         return {int(one["job"].rpartition("_")[2]): one for one in found}
 
     def states(self) -> list[str]:
@@ -98,7 +94,7 @@ class Packed:
         self.wait_for(lambda: all(packed_task.final(self.path(task), self.id(task)) for task in tasks))
 
     def said(self) -> str:
-        logs = [path.read_text() for path in self.folder.with_name(self.label).glob("pack-*.log")]
+        logs = [path.read_text() for path in self.folder.parent.glob("pack-*.log")]
         return "\n".join([str(self.states()), *logs, *(output(self.path(task)) for task in self.status())])
 
     def end_of_job(self) -> JobStatus:

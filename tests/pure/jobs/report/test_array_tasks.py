@@ -25,7 +25,7 @@ def task(
     printed: str = "",
     **more: object,
 ) -> Report:
-    run_dir = make_run(folder / f"fit-20_{number}", job=f"20_{number}", name="fit", values=values, epochs=1)
+    run_dir = make_run(folder / f"fit-20/{number}", job=f"20_{number}", name="fit", values=values, epochs=1)
     write_lines(run_dir / "metrics.jsonl", list(records))
     (run_dir / "task-0.log").write_text(printed)
     fields = {"state": "COMPLETED", "elapsed": f"00:0{number}:00", **more}
@@ -53,7 +53,7 @@ def test_the_best_task_comes_first_with_the_options_that_differ(tmp_path: Path) 
         task(tmp_path, 2, grid[2], of_test(None), state="FAILED", failure="rank 1 on node2: NaN", elapsed=None),
     ) == [
         "fit, array 20: 2 COMPLETED, 1 FAILED",
-        f"  Run directories: {tmp_path}/fit-20_0 … fit-20_2",
+        f"  Run directories: {tmp_path}/fit-20/0 … 2",
         SIZE,
         "",
         "TASK  lr    STATE      EPOCH  TEST ACCURACY  TEST LOSS  SAMPLES/S  ELAPSED",
@@ -62,7 +62,7 @@ def test_the_best_task_comes_first_with_the_options_that_differ(tmp_path: Path) 
         "20_2  1.0   FAILED     -      -              -          -          -",
         "",
         "Task 20_2 failed first: rank 1 on node2: NaN",
-        f"More of one task: cluster-ddp report {tmp_path}/fit-20_1",
+        f"More of one task: cluster-ddp report {tmp_path}/fit-20/1",
     ]
 
 
@@ -83,7 +83,7 @@ def test_tasks_that_log_nothing_stay_in_their_order_and_none_is_best(tmp_path: P
         "20_1  COMPLETED  8     00:01:00",
         "",
         'Not ranked: no task has logged an accuracy or a loss: world.log("test", accuracy=…)',
-        f"More of one task: cluster-ddp report {tmp_path}/fit-20_0",
+        f"More of one task: cluster-ddp report {tmp_path}/fit-20/0",
     ]
 
 
@@ -129,7 +129,7 @@ def test_the_page_has_the_same_table(tmp_path: Path) -> None:
         ("20_1", ["job 20_1"]),
         ("20_0 20_1", ["job 20_0", "job 20_1"]),
         ("20 20_1", ["array 20", "job 20_1"]),
-        ("fit-20_1", ["job 20_1"]),
+        ("fit-20/1", ["job 20_1"]),
         ("12 20", ["job 12", "array 20"]),
     ],
 )

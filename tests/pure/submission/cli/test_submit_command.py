@@ -186,7 +186,7 @@ def test_a_grid_over_the_reference_job(capsys, folder: Path) -> None:
         capsys, "--no-check", "--array", "seed=1..3", "lr=0.1,1.0%2", "--seed", "{seed}", "--lr", "{lr}"
     )
     assert status == 0, err
-    first = (folder / "runs/mnist-12_0").readlink()
+    first = f"{(folder / 'runs/mnist-12').readlink()}/0"
     assert out.startswith(f"Submitted array 12 (mnist): 6 tasks, each 1 node x 1 GPU. Run directories: runs/{first} … ")
 
 

@@ -363,7 +363,7 @@ def test_torch_and_numpy_are_enough(tmp_path: Path) -> None:
     missing = f"import sys; sys.modules.update(dict.fromkeys({others}));"
     code = f"{missing} sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork; fork.main()"
     status, out, err = run(tmp_path, "print('ran')", program=(sys.executable, "-c", code))
-    assert (status, out) == (0, "ran\nran\n"), err
+    assert (status, out.count("ran")) == (0, 2), err  # each line may be two writes
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_new_training_in_the_same_folder_is_a_run_of_its_own(tmp_path: Path, r
     ("folder", "project"),
     [
         ("fit-20261126-204432-7f3a9c", "fit"),
-        ("fit-2-20261126-204432-123456_3", "fit-2"),
+        ("fit-2-20261126-204432-123456/3", "fit-2"),
         ("fit-12_3", "fit"),
         ("training-20261126-204432", "training"),
     ],
@@ -209,9 +209,10 @@ def test_runs_of_one_name_are_in_one_project(
 ) -> None:
     made = Mock()
     monkeypatch.setitem(tracker_thread.BACKENDS, "wandb", lambda: made)
-    (tmp_path / folder).mkdir()
+    (tmp_path / folder).mkdir(parents=True)
     track(["wandb"], tmp_path / folder, records)
-    assert made.begin.call_args[0][0].project == project
+    begun = made.begin.call_args[0][0]
+    assert (begun.project, begun.name) == (project, folder.replace("/", "_"))
 
 
 def test_nothing_is_touched_before_it_is_known_which_records_stay(
