@@ -16,7 +16,7 @@ from cluster_ddp.argument_parser import Parser, jobs_parser
 from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error, printable
 from cluster_ddp.remote import project
 from cluster_ddp.remote.project import Project
-from cluster_ddp.run import job_file
+from cluster_ddp.run import places
 from cluster_ddp.run.files import read_json
 from cluster_ddp.run.names import File
 
@@ -63,7 +63,7 @@ def _run_dirs(there: Project, arguments: argparse.Namespace) -> list[PurePosixPa
 def _fetch(there: Project, run_dir: PurePosixPath, arguments: argparse.Namespace) -> Path:
     """Copy one run directory. Returns where it is here."""
     to: Path = arguments.to
-    target, origin = to / job_file.title(run_dir), f"{there.host.name}:{run_dir}"
+    target, origin = to / places.title(run_dir), f"{there.host.name}:{run_dir}"
     record = target / project.RECORD
     if target.exists() and not _is_copy(record, origin):
         hint = f"choose another folder: --to {shlex.quote(f'{to}-{there.host.name}')}"

@@ -10,9 +10,8 @@ from pathlib import Path
 from cluster_ddp.errors import JobError, RunDirError, SlurmError, printable
 from cluster_ddp.jobs import run_record
 from cluster_ddp.jobs.run_record import RunRecord, changed_s
-from cluster_ddp.run import job_file
+from cluster_ddp.run import places, spec_file
 from cluster_ddp.run.names import ASIDE, File
-from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.job import Job
 
@@ -20,15 +19,13 @@ from cluster_ddp.submission.job import Job
 def in_folder(runs_dir: Path) -> list[RunRecord]:
     """Return the runs of a folder, in the order of submission; no whole arrays, and none that never had a job."""
     found = []
-    for path in run_dirs.each(runs_dir):
+    for path in places.each(runs_dir):
         if not run_record.is_run(path):
             continue
         try:
             found.append(run_record.read(path))
         except RunDirError as error:
-            found.append(
-                RunRecord(run_dir=path, name=job_file.title(path), began_s=changed_s(path), problem=error.found)
-            )
+            found.append(RunRecord(run_dir=path, name=places.title(path), began_s=changed_s(path), problem=error.found))
     runs = [one for one in found if not one.is_whole_array and _had_job(one)]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
 
@@ -64,7 +61,7 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
     jobs: dict[Path, list[RunRecord]] = {}
     for one in runs_in(runs_dir):
         of_chain = [word] if one.is_chain and word.partition("_")[0] == one.job else []  # squeue shows 12_3
-        if word in (one.job, one.job_id, *of_chain, one.name, job_file.named_by_us(one.whole).name):
+        if word in (one.job, one.job_id, *of_chain, one.name, places.named_by_us(one.whole).name):
             jobs.setdefault(one.whole, []).append(one)
     if not jobs and not word[:1].isdigit():
         found = f"it is neither a job id nor a run directory, and no run in {runs_dir} has this name."
@@ -72,7 +69,7 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
     if len(jobs) < 2:
         return [one for runs in jobs.values() for one in runs]
     unended = [
-        runs for runs in jobs.values() if _has_not_ended(word if run_dirs.is_label(word) else runs[0].job_id, runs[0])
+        runs for runs in jobs.values() if _has_not_ended(word if spec_file.is_label(word) else runs[0].job_id, runs[0])
     ]
     if len(unended) > 1:
         folders = " and ".join(str(runs[0].run_dir) for runs in unended)
@@ -128,9 +125,9 @@ def named_or_newest(words: Sequence[str], asked: str, runs_dir: Path) -> list[st
 
 def resumed(label: str, runs_dir: Path) -> RunRecord | None:
     """Return the run of a job (12, or 12_3) that `submit --resume` has resumed as another job since, if any."""
-    if not run_dirs.is_label(label):
+    if not spec_file.is_label(label):
         return None
-    aside = {path: changed_s(path / ASIDE.format(label)) for path in run_dirs.of_earlier(runs_dir, label)}
+    aside = {path: changed_s(path / ASIDE.format(label)) for path in places.of_earlier(runs_dir, label)}
     runs = [one for one in in_folder(runs_dir) if one.run_dir in aside and one.job and one.is_submitted]
     return max(runs, key=lambda one: aside[one.run_dir], default=None)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.run import job_file
+from cluster_ddp.run import job_file, places, spec_file
 from cluster_ddp.run.files import read_json, why
 from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import File
@@ -75,7 +75,7 @@ class RunRecord:
     def whole(self) -> Path:
         """Its run directory; for an array's task, that of the whole array."""
         task = self.job.partition("_")[2]
-        return job_file.whole_array(self.run_dir, task) if task else self.run_dir
+        return places.whole_array(self.run_dir, task) if task else self.run_dir
 
     def is_locked(self) -> bool:
         """Whether a training is writing to it now, as far as its lock file shows."""
@@ -101,7 +101,7 @@ def read(path: Path) -> RunRecord:
         RunDirError: it is not one, or its spec.json or run.json can't be read.
     """
     if os.path.lexists(path / File.SPEC):
-        return _submitted(path, run_dirs.read(path))
+        return _submitted(path, spec_file.read(path))
     asked = f"Reading the run directory {path}:"
     if not is_run(path):
         found = f"it has no {File.SPEC}, {File.RUN} or {File.LOCK} of a training, and no log of a task."
@@ -114,7 +114,7 @@ def read(path: Path) -> RunRecord:
         found, hint = f"{File.RUN} can't be read: {why(error)}.", "give the directory of another run"
         raise RunDirError(asked, found, hint) from error
     label = _slurm_job(path, topology if isinstance(topology, dict) else {})
-    job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
+    job = label if isinstance(label, str) and spec_file.is_label(label) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
     began = next((path / name for name in (File.RUN, File.LOCK, File.JOB) if (path / name).exists()), path)
     began_s = changed_s(began)

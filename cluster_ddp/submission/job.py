@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobError
-from cluster_ddp.run import job_file
+from cluster_ddp.run import places
 from cluster_ddp.run.files import LOG_BYTES, tail
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm import reasons
@@ -87,8 +87,8 @@ class Job:
     @property
     def link(self) -> Path:
         """The link with its id that leads to its run directory, runs/NAME-ID; without one, the run directory."""
-        link = job_file.link_of(self.run_dir, self.id)
-        return link if link is not None and job_file.leads_to(link, self.run_dir) else self.run_dir
+        link = places.link_of(self.run_dir, self.id)
+        return link if link is not None and places.leads_to(link, self.run_dir) else self.run_dir
 
     def status(self) -> JobStatus:
         """Return all that Slurm, or this machine, knows of the job.

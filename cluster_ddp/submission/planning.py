@@ -14,7 +14,7 @@ from typing import Any
 from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.run import job_file
+from cluster_ddp.run import places
 from cluster_ddp.run.names import File
 from cluster_ddp.submission import grids, packed_jobs
 from cluster_ddp.submission.backends import submitit_task
@@ -82,7 +82,7 @@ class Plan:
             raise SpecError("Resuming a run with a snapshot:", found, "leave the snapshot out, or start a new run")
         self.spec = _with_environment(self.spec)
         runs_dir, chosen = runs_dir.expanduser().absolute(), self._chosen_run_dir(run_dir)
-        self.folder = chosen or runs_dir / job_file.new_name(self.spec.name)
+        self.folder = chosen or runs_dir / places.new_name(self.spec.name)
         self.is_chosen = chosen is not None
         if self.take_snapshot:
             self.code = code_snapshot.subfolder(Path.cwd())

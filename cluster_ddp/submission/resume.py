@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SpecError
+from cluster_ddp.run import places, spec_file
 from cluster_ddp.run.files import make_dir
 from cluster_ddp.run.names import ASIDE, File
 from cluster_ddp.run.ownership import refuse_others
@@ -143,7 +144,7 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         refuse_others(path)  # the job's scripts and logs will be in it
         return Earlier(run_dir=path)
     refuse_others(path / File.SPEC)  # the job would run its content as us
-    record = run_dirs.read(path)
+    record = spec_file.read(path)
     if not record["job"]:
         found = "no job is known of it: another submission is under way, or was killed before it knew its job."
         undo = run_dirs.undo_command(path)
@@ -208,10 +209,10 @@ def _move(source: Path, target: Path) -> None:
 
 def _of_job(label: str, runs_dir: Path) -> Path:
     """The run directory that a job has run in, as the last job or an earlier one; of several, the newest."""
-    if run_dirs.is_label(label):
-        last = {path: at for path in run_dirs.each(runs_dir) if (at := _submitted(path, label)) is not None}
+    if spec_file.is_label(label):
+        last = {path: at for path in places.each(runs_dir) if (at := _submitted(path, label)) is not None}
         aside = ASIDE.format(label)
-        earlier = {path: (path / aside).lstat().st_mtime for path in run_dirs.of_earlier(runs_dir, label)}
+        earlier = {path: (path / aside).lstat().st_mtime for path in places.of_earlier(runs_dir, label)}
         if found := last or earlier:
             return max(found, key=lambda path: found[path])
     if label in _TRAININGS_OWN:
@@ -232,7 +233,7 @@ def _words(value: object) -> tuple[str, ...] | None:
 def _submitted(path: Path, label: str) -> float | None:
     """When the last job of a run directory was submitted; None if that is another job."""
     try:
-        record = run_dirs.read(path)
+        record = spec_file.read(path)
     except RunDirError:
         return None  # not made by a submission, or damaged
     return float(record["submitted"]) if label == record["job"] else None

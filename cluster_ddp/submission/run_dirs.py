@@ -17,19 +17,16 @@ snapshot), and in it one for each task: runs/fit-12/0, runs/fit-12/1 …
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.run import job_file
-from cluster_ddp.run.files import make_dir, open_own, read_json, why
+from cluster_ddp.run.files import make_dir, open_own
 from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import ASIDE, RESUME, File
 
@@ -43,28 +40,6 @@ _NO_RESULTS = (
     *(File.RUN, File.STARTS, File.METRICS, File.USAGE.format("*"), File.TRACKERS, File.JOURNAL),
 )
 """Patterns of the files that nothing resumes from: records of what happened."""
-
-
-def each(runs_dir: Path) -> Iterator[Path]:
-    """Yield the folders that may be run directories: those in a folder, each followed by its `tasks`."""
-    with contextlib.suppress(OSError):
-        for one in os.scandir(runs_dir):
-            if one.is_dir(follow_symlinks=False):
-                yield runs_dir / one.name
-                yield from tasks(runs_dir / one.name)
-
-
-def tasks(whole: Path) -> list[Path]:
-    """Return the run directories of an array's tasks, by that of the whole, in the order of their numbers."""
-    with contextlib.suppress(OSError):
-        numbers = [int(one.name) for one in os.scandir(whole) if one.name.isdecimal()]
-        return [whole / str(number) for number in sorted(numbers) if (whole / str(number) / File.SPEC).exists()]
-    return []
-
-
-def of_earlier(runs_dir: Path, label: str) -> list[Path]:
-    """Return the run directories in which an earlier job ran, that was resumed since."""
-    return [path for path in each(runs_dir) if (path / ASIDE.format(label)).is_dir()]
 
 
 def resume_command(run_dir: Path) -> str:
@@ -141,56 +116,6 @@ def note_job(path: Path, job: JobFile, *, shared: bool) -> None:
     """Write into a run directory which job has it. Raises RunDirError if it can't be written."""
     with _writing(path):
         job_file.write(path, job, shared=shared)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read what the spec.json and the job.json of a run directory say. Without a known job, `job` is empty.
-
-    Raises:
-        RunDirError: there is no spec.json, or one of them is damaged.
-    """
-    try:
-        record = read_json(path / File.SPEC)
-        identity = {key: str(value) for key, value in dict(record.get("identity") or {}).items()}
-        if "job" not in record:
-            job = job_file.read(path, record.get("array_task")) or JobFile("", time=float("inf"))
-            record |= {"job": job.job, "cluster": job.cluster, "submitted_by": job.time}
-            identity |= {"host": job.host, "process": job.process}
-        label, cluster, spec = str(record["job"]), record.get("cluster"), dict(record["spec"])
-        if not ((not label or is_label(label)) and isinstance(spec["name"], str)):
-            raise ValueError("it lacks a job id or a name")
-        if not (cluster is None or isinstance(cluster, str)):
-            raise ValueError("its cluster is not a name")
-        if not math.isfinite(record["submitted"]):
-            raise ValueError("it does not say when it was submitted")
-        submitted, by = float(record["submitted"]), float(record.get("submitted_by", record["submitted"]))
-        known = {"job": label, "cluster": cluster, "identity": identity, "spec": spec}
-        return {**record, **known, "submitted": submitted, "submitted_by": by}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        found = f"{File.SPEC} can't be read: {why(error)}."
-        raise RunDirError(
-            f"Reading the run directory {path}:", found, "give a folder that a submission has made"
-        ) from error
-
-
-def of_job(path: Path, label: str) -> tuple[Path, dict[str, Any]] | None:
-    """Return where the files of a job that has run in a run directory are, the last one or an earlier one; and `read`.
-
-    Args:
-        path: the run directory.
-        label: the job's id, as squeue shows it; of an array's task, the array's will do.
-    """
-    for place in (path, path / ASIDE.format(label)):
-        with contextlib.suppress(RunDirError):
-            record = read(place)
-            if place != path or label in (record["job"], record["job"].partition("_")[0]):
-                return place, {**record, "job": label if place != path else record["job"]}
-    return None
-
-
-def is_label(text: str) -> bool:
-    """Return whether a text is a job as squeue shows it: 12, or 12_3 for an array task."""
-    return re.fullmatch(r"\d{1,12}(_\d{1,12})?", text, re.ASCII) is not None
 
 
 def is_on_slurm(path: Path, label: str) -> bool:

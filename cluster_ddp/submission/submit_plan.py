@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import signal
 import threading
 import time
@@ -15,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in, numbers
-from cluster_ddp.run import job_file
+from cluster_ddp.run import places, spec_file
 from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import LATEST, File
 from cluster_ddp.submission import packed_jobs, resume, run_dirs
@@ -54,7 +53,7 @@ def submit(plan: Plan) -> list[Job]:
                 submission.take_back()
             raise
     if not plan.is_chosen:
-        job_file.point(plan.folder.with_name(LATEST), jobs[0].run_dir)
+        places.point(plan.folder.with_name(LATEST), jobs[0].run_dir)
     return jobs
 
 
@@ -94,7 +93,7 @@ class _Submission:
         plan = self._plan
         self._made.append(plan.folder / File.JOB)
         run_dirs.note_job(plan.folder, job, shared=plan.spec.share)
-        if (link := job_file.link(plan.folder, job.job)) is not None:
+        if (link := places.link(plan.folder, job.job)) is not None:
             self._made.append(link)
         folders = {job.job: plan.folder}
         if plan.spec.array is not None:
@@ -145,7 +144,7 @@ def _files(plan: Plan, spec: Mapping[str, Any], comment: str, **of_task: int) ->
         "folder": str(Path.cwd()),
         "spec": {**spec, "command": command},
     }
-    files, function = {File.SPEC: json.dumps(record, indent=2).encode() + b"\n"}, plan.function
+    files, function = {File.SPEC: spec_file.content(record)}, plan.function
     if isinstance(function, resume.Pickled):
         files[File.FUNCTION] = function.content
     elif function is not None and (of_task or plan.spec.array is None):

@@ -17,11 +17,10 @@ import pytest
 from slowness import scaled
 
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.run import job_file
+from cluster_ddp.run import places, spec_file
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
 
@@ -187,12 +186,12 @@ class Place:
     def named_by(self, said: str) -> Path:
         """The run directory that a submission has announced, by the link with the job's id if there is one."""
         run_dir = self.folder / re.search(r"Run director(?:y|ies): (\S+)", said)[1]
-        whole = job_file.named_by_us(run_dir)
+        whole = places.named_by_us(run_dir)
         links = (path for path in whole.parent.glob("*-*") if path.is_symlink() and path.readlink().name == whole.name)
         return next(links, whole) / run_dir.relative_to(whole)
 
     def end_of(self, run_dir: Path, timeout_s: float = TIMEOUT_S) -> job_status.JobStatus:
-        label = run_dirs.read(run_dir)["job"]
+        label = spec_file.read(run_dir)["job"]
         deadline = time.monotonic() + scaled(timeout_s)
         while True:
             (status,) = job_status.job_statuses(label, env=self.slurm.env)

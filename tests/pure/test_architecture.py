@@ -137,6 +137,19 @@ def test_a_file_is_found_by_its_name() -> None:
     assert twins == []
 
 
+def test_only_run_opens_what_says_whose_a_run_directory_is() -> None:
+    """spec.json, job.json, job.jsonl: elsewhere, calls at most ask whether they are there."""
+    asks = {"exists", "lexists", "access", "append", "quote", "str", "resolve", "refuse_others"}
+    for module in (one for one in MODULES if not one.startswith("cluster_ddp.run.")):
+        for call in (node for node in sources.nodes(MODULES[module]) if isinstance(node, ast.Call)):
+            parts = [*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+            direct = [one.right if isinstance(one, ast.BinOp) else one for one in parts]
+            named = [ast.unparse(one) for one in direct if isinstance(one, ast.Attribute)]
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+            found = {"File.SPEC", "File.JOB", "File.JOURNAL"} & {*named}
+            assert not found or name in asks, f"{module}, line {call.lineno}: {name} of {found}"
+
+
 def test_functions_are_short() -> None:
     """Forty lines, with the docstring; those of tests are not counted, but make chaos' are."""
     folders = ("cluster_ddp", "scripts", "examples", "benchmarks", "tests/chaos")

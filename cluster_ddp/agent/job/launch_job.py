@@ -19,7 +19,7 @@ from cluster_ddp.agent.job.slurm_job import SlurmJob
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError, counted
-from cluster_ddp.run import job_file, ownership
+from cluster_ddp.run import job_file, ownership, places
 from cluster_ddp.run.files import make_dir
 from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import File
@@ -60,7 +60,7 @@ def run(job: SlurmJob | LocalJob) -> int:
         here = () if isinstance(job, SlurmJob) else (socket.gethostname(), processes.started(os.getpid()))
         job_file.complete(job.folder, JobFile(job.label, None, time.time(), *here), shared=asked.share)
         if asked.function:  # submitit's runner looks for a pickle with the job's id
-            job_file.point(job.folder / f"{job.job}_submitted.pkl", job.folder / File.FUNCTION)
+            places.point(job.folder / f"{job.job}_submitted.pkl", job.folder / File.FUNCTION)
     if asked.code is not None:
         _enter(Path(asked.code))
     if asked.container is None and asked.container_image is None:

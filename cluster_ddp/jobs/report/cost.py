@@ -21,7 +21,7 @@ from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.jobs.status import RunStatus, statuses_of
-from cluster_ddp.run import job_file
+from cluster_ddp.run import places
 
 _J_PER_KWH = 3.6e6
 _NODES = 16  # of more, each one's energy is not said
@@ -198,7 +198,7 @@ def as_text(runs: Runs) -> str:
     """Return a table of runs for a terminal, with the sums."""
     costs = [cost for _, _, cost in runs]
     figures = {name: values for name, values in _columns([*costs, total(costs)]).items() if values[-1] is not None}
-    names = [(job_file.title(record.run_dir), status.state, _day(record)) for record, status, _ in runs]
+    names = [(places.title(record.run_dir), status.state, _day(record)) for record, status, _ in runs]
     names.append((f"sum of {len(runs)}", "", ""))
     first = max(0, len(runs) - _LINES)
     most_lost = [*(cost.most_lost for cost in costs), ""]

@@ -18,10 +18,9 @@ from cluster_ddp.jobs.report.cost import Cost
 from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.run import journal
-from cluster_ddp.run.files import is_count, read_json
+from cluster_ddp.run import journal, spec_file
+from cluster_ddp.run.files import is_count
 from cluster_ddp.run.journal import Failed
-from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.validation import mebibytes, seconds
 
@@ -147,7 +146,7 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
 def _asked(run_dir: Path) -> dict[str, Any]:
     """What the job asked for, as far as the report uses it and it makes sense; nothing if its size does not."""
     try:
-        spec = dict(read_json(run_dir / File.SPEC)["spec"])
+        spec = dict(spec_file.raw(run_dir)["spec"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     found = {name: spec.get(name, 1) for name in ("nodes", "gpus_per_node", "gpus_per_task")}

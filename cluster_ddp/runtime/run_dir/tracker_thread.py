@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import nearest
-from cluster_ddp.run import job_file
+from cluster_ddp.run import places
 from cluster_ddp.run.files import ensure_dir, read_json
 from cluster_ddp.run.names import TRACKERS, File
 from cluster_ddp.runtime.run_dir import fenced_writes
@@ -104,9 +104,9 @@ class Tracking:
             log.warning("Tracking in %s failed: %s. The training continues without.", folder, error.strerror or error)
             return
         # The libraries refuse some characters, or take them for a search.
-        name = job_file.name_in(self._run_dir) or re.sub(r"-[\d_-]+$", "", self._run_dir.name)
+        name = places.name_in(self._run_dir) or re.sub(r"-[\d_-]+$", "", self._run_dir.name)
         project = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) or "training"
-        title = job_file.title(self._run_dir).replace("/", "_")
+        title = places.title(self._run_dir).replace("/", "_")
         run = Run(name=title, project=project, folder=folder, id=run_id, config=_config(self._run_dir))
         for name in self._names:
             self._guarded(name, self._make, name, run)

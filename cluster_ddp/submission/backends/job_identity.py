@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster_ddp.errors import SlurmError
+from cluster_ddp.run import spec_file
 from cluster_ddp.run.files import read_json
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission import run_dirs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ def of(folder: Path, label: str) -> Identity:
         folder: the run directory.
         label: the job's id, as squeue shows it; of an array's task, the array's will do.
     """
-    if (found := run_dirs.of_job(folder, label)) is not None:
+    if (found := spec_file.of_job(folder, label)) is not None:
         record = found[1]
         noted = {name: record["identity"].get(name, "") for name in ("comment", "host", "process")}
         return Identity(submitted_by_s=record["submitted_by"], **noted)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent.job.pack import packed_task
+from cluster_ddp.run import places, spec_file
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.validation import slurms_time
 
 
 def holder(record: Mapping[str, Any]) -> str:
-    """Return the label of the job that holds the task of a record (`run_dirs.read`); empty if none does."""
+    """Return the label of the job that holds the task of a record (`spec_file.read`); empty if none does."""
     number = str(record.get("packed", "")).rpartition("_")[2]
     return f"{record['job'].partition('_')[0]}_{number}" if number.isdecimal() and record["job"] else ""
 
@@ -32,7 +32,7 @@ def place(folder: Path, label: str) -> tuple[Path, str]:
     Returns:
         `folder` and "" if it is no packed task.
     """
-    found = run_dirs.of_job(folder, label)
+    found = spec_file.of_job(folder, label)
     return (folder, "") if found is None else (found[0], holder(found[1]))
 
 
@@ -45,7 +45,7 @@ def of_array(folder: Path, label: str, jobs: Sequence[JobStatus]) -> list[JobSta
         jobs: of all jobs that hold its tasks.
     """
     found, named = dict[int, JobStatus](), {one.array_task or "": one for one in jobs}
-    for path in run_dirs.tasks(folder.parent):
+    for path in places.tasks(folder.parent):
         where, job = place(path, f"{label}_{path.name}")
         if job and (status := of_number(named, job.partition("_")[2])) is not None:
             found[int(path.name)] = of_task(where, f"{label}_{path.name}", status)

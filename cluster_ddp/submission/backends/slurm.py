@@ -13,11 +13,11 @@ from pathlib import Path
 
 from cluster_ddp.agent.job import chain, inherited_env
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError
+from cluster_ddp.run import spec_file
 from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import Env, File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import job_identity, packed_status
 
 _TIMED_OUT = "timed out"  # "Socket timed out on send/recv operation": a busy controller may have taken the job
@@ -133,7 +133,7 @@ def _number(task: JobStatus) -> int:
 
 def _is_chain(folder: Path, label: str) -> bool:
     with contextlib.suppress(RunDirError):
-        record = run_dirs.read(folder)
+        record = spec_file.read(folder)
         return bool(record["spec"].get("chain")) and label == record["job"]
     return False
 

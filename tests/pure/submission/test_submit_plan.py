@@ -19,7 +19,7 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.errors import JobError, JobNotFoundError, RunDirError, SlurmError, SpecError
 from cluster_ddp.jobs import find_runs, run_record
-from cluster_ddp.run import job_file
+from cluster_ddp.run import job_file, places, spec_file
 from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.slurm import commands
 from cluster_ddp.submission import resume, run_dirs, submit_plan
@@ -86,7 +86,7 @@ def test_the_last_one_is_latest(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
 def test_of_an_id_that_is_used_again_the_link_leads_to_the_last_job(fake_slurm: FakeSlurm) -> None:
     (first,), (second,) = submit(), submit()
     assert Path("runs/fit-12").resolve() == second.run_dir != first.run_dir
-    assert run_dirs.read(first.run_dir)["job"] == run_dirs.read(second.run_dir)["job"] == "12"
+    assert spec_file.read(first.run_dir)["job"] == spec_file.read(second.run_dir)["job"] == "12"
 
 
 def test_a_link_that_can_not_be_replaced_is_not_named(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
@@ -187,7 +187,7 @@ def test_an_array_is_one_call_and_a_folder_for_each_task(fake_slurm: FakeSlurm, 
     assert [Path(f"runs/fit-12/{task}").resolve() for task in range(4)] == [job.run_dir for job in jobs]
     assert [str(job.link.relative_to(in_a_folder)) for job in jobs] == [f"runs/fit-12/{task}" for task in range(4)]
     assert {path.name for path in Path("runs").iterdir()} == {whole.name, "fit-12", "latest"}
-    assert [run_dirs.read(job.run_dir)["job"] for job in jobs] == [job.id for job in jobs]
+    assert [spec_file.read(job.run_dir)["job"] for job in jobs] == [job.id for job in jobs]
     assert not (jobs[0].run_dir / "job.json").exists(), "one for all, until they start"
     described = [json.loads((job.run_dir / "spec.json").read_text()) for job in jobs]
     assert [one["command"] for one in described] == [["t", f"--seed={s}", lr] for s in "56" for lr in ("0.1", "1.0")]
@@ -200,7 +200,7 @@ def test_a_task_that_waits_is_known_in_its_own_folder(fake_slurm: FakeSlurm, mon
     monkeypatch.chdir(task.run_dir)
     assert [one.job for one in find_runs.find(".", Path("runs"))] == ["12_1"]
     job_file.complete(task.run_dir.rename(task.run_dir.with_name("mine")), JobFile("14"), shared=False)
-    assert run_dirs.read(Path("../mine"))["job"] == "14"
+    assert spec_file.read(Path("../mine"))["job"] == "14"
 
 
 def test_in_an_array_a_function_gets_its_tasks_values(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_federations_cluster_is_remembered(fake_slurm: FakeSlurm) -> None:
     (job,) = submit()
     job.cancel()
     assert job.cluster == "far"
-    assert run_dirs.read(job.run_dir)["cluster"] == "far"
+    assert spec_file.read(job.run_dir)["cluster"] == "far"
     assert fake_slurm.calls("scontrol") == [["--clusters=far", "--oneliner", "show", "job", "12"]]
     assert fake_slurm.calls("scancel") == [["--clusters=far", "12"]]
 
@@ -443,7 +443,7 @@ def test_a_refusal_leaves_nothing_in_a_folder_that_no_submission_has_made(
 
 
 def test_half_an_array_is_taken_back(fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_file, "new_name", lambda name: f"{name}-x")
+    monkeypatch.setattr(places, "new_name", lambda name: f"{name}-x")
     create = run_dirs.create
 
     def create_others(path: Path, *, shared: bool) -> None:

@@ -13,9 +13,9 @@ from cluster import Cluster, Place, label_of, output
 from slowness import wait_until
 
 from cluster_ddp.agent.job.pack import packed_task
+from cluster_ddp.run import spec_file
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import packed_status
 
 pytestmark = pytest.mark.every_slurm
@@ -72,7 +72,7 @@ class Packed:
     @property
     def job(self) -> str:
         """The job that holds the tasks."""
-        return packed_status.holder(run_dirs.read(self.folder))
+        return packed_status.holder(spec_file.read(self.folder))
 
     def verb(self, *words: str) -> str:
         done = self.place.slurm.run(sys.executable, "-m", "cluster_ddp", *words, cwd=self.place.folder)

@@ -8,16 +8,13 @@ free (seen with 22.05 and 26.05: "step creation temporarily disabled, retrying")
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.run import journal
-from cluster_ddp.run.files import read_regular
+from cluster_ddp.run import journal, spec_file
 from cluster_ddp.run.journal import Event
-from cluster_ddp.run.names import File
 from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
@@ -115,8 +112,8 @@ def is_stopped(folder: Path, label: str) -> bool:
 def is_elsewhere(folder: Path) -> bool:
     """Whether a task's run directory is gone, or has become another job's by `submit --resume`."""
     try:
-        return "array_task" not in json.loads(read_regular(folder / File.SPEC, _SPEC_BYTES))
+        return "array_task" not in spec_file.raw(folder)
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, TypeError):  # it can't be read now
+    except (OSError, ValueError):  # it can't be read now
         return False

@@ -17,7 +17,8 @@ import cluster_ddp
 import cluster_ddp.submit as door
 from cluster_ddp import JobSpec
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.submission import resume, run_dirs
+from cluster_ddp.run import spec_file
+from cluster_ddp.submission import resume
 from cluster_ddp.submission.cli import options
 from cluster_ddp.train_options import TrainConfig
 
@@ -95,7 +96,7 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
     assert record["reference_options"] == ["--epochs", "3", "--no-cuda", "--epochs", "5"]
     assert (record["spec"]["mem"], record["folder"]) == ("16G", str(folder))
-    assert run_dirs.read(folder / "runs/mnist-13")["job"] == "13"
+    assert spec_file.read(folder / "runs/mnist-13")["job"] == "13"
     assert {"spec.json", "job.json", "job.sbatch", "agent.pyz", "function.pkl"} == {
         path.name for path in (folder / "runs/mnist-12/job-12").iterdir()
     }
