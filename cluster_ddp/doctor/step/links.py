@@ -177,6 +177,7 @@ def _timed(connection: socket.socket, data: bytes) -> float:
 def _bandwidth(connection: socket.socket) -> tuple[float, float] | None:
     """Return the bytes per second, and what they were at most if nobody waited for a core.
 
+    None if most of the time was such a wait: the kernel's own work on packets waits then, too, and nobody counts that.
     Of the second half of the time: a link may let the first pieces pass quickly. All of it counts, since one that drops
     what is above its rate lets pieces pass quickly after each of its pauses.
     """
@@ -190,8 +191,8 @@ def _bandwidth(connection: socket.socket) -> tuple[float, float] | None:
     if not pieces:
         return None
     ((start, earlier), _), (_, (end, waited)) = pieces[0], pieces[-1]
-    size, took = len(pieces) * _CHUNK, end - start
-    return size / took, size / max(1e-6, took - (waited - earlier) / 1e9)
+    size, took, waited_s = len(pieces) * _CHUNK, end - start, (waited - earlier) / 1e9
+    return None if waited_s > took / 2 else (size / took, size / (took - waited_s))
 
 
 def _send_piece(connection: socket.socket) -> int:

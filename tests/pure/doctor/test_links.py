@@ -57,9 +57,16 @@ def test_a_link_is_slow_by_what_passes_in_its_time(
 
 
 def test_pieces_that_wait_for_a_core_make_no_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = measured(monkeypatch, itertools.cycle([0.02]), itertools.cycle([0.009]))
+    assert not judgement.of_links([link])
+    assert link.bytes_per_s == pytest.approx(52e6, rel=0.1)
+
+
+def test_a_link_whose_ends_waited_most_of_the_time_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's work on packets has waited, too, and nobody counts that."""
     link = measured(monkeypatch, itertools.cycle(BURSTS), itertools.cycle([0.0, 0.298, 0.0]))
     assert not judgement.of_links([link])
-    assert link.bytes_per_s == pytest.approx(10e6, rel=0.1)
+    assert (link.bytes_per_s, link.failure) == (None, None)
 
 
 SHARED_CORE = """
@@ -69,11 +76,8 @@ os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
 os.nice(15)
 try:
-    for attempt in range(8):  # where other processes compute, too, no piece may arrive in time
-        link = links.measure("node1", "node2", "127.0.0.1", links.Listener().port)
-        if link.bytes_per_s is not None:
-            break
-    print([found.evidence for found in judgement.of_links([link])], link.bytes_per_s)
+    link = links.measure("node1", "node2", "127.0.0.1", links.Listener().port)
+    print([found.evidence for found in judgement.of_links([link])], link)
 finally:
     for other in others:
         other.kill()
@@ -83,7 +87,7 @@ finally:
 def test_processes_that_wait_for_a_core_are_no_slow_link() -> None:
     """Both ends share one with four others that compute, and are the least important."""
     done = subprocess.run([sys.executable, "-c", SHARED_CORE], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("[] "), done.stdout  # the rate, or None if all others took the core
+    assert done.stdout.startswith("[] "), done.stdout
 
 
 def test_a_link_is_slower_than_others_if_it_is_so_without_the_waits_for_cores() -> None:
