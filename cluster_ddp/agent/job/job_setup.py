@@ -11,6 +11,7 @@ from cluster_ddp.agent.job import chain, slurm_commands, srun_step
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.run.names import Env
+from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm.variables import Variables, node_name
 
 
@@ -52,8 +53,15 @@ class JobSetup:
 
     @property
     def is_over(self) -> bool:
-        """Whether the batch script has ended, and so the job: only proctrack/cgroup ends this process with it."""
+        """Whether the batch script has ended, and so the job: only proctrack/cgroup ends this process with it.
+
+        Of a packed task, its parent is the agent of the job that holds it.
+        """
         return os.getppid() != self._script
+
+    def is_left(self, ended: Outcome) -> bool:
+        """Whether a packed task has not ended for good: the job that holds it is gone, and a requeue runs it again."""
+        return bool(self.options.packed) and self.is_over and ended.status != 0
 
     def over(self) -> str:
         """Why this start of the job is over for Slurm, which is asked; empty if it is not, or Slurm does not answer."""

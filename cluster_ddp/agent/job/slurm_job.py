@@ -61,6 +61,9 @@ class SlurmJob(JobSetup):
         It is noted before: Slurm ends this process soon after it has accepted a requeue.
         """
         why = ""
+        if self.is_left(ended):
+            job_log.say(f"The agent of job {self.options.packed} is gone: a requeue of that job runs this task again.")
+            return True
         if ended.status and self.is_over:  # it may be queued again already, by somebody else
             job_log.say(requeue.SCRIPT_ENDED)
         elif starts.follows.then == Then.REQUEUE:

@@ -144,7 +144,7 @@ class Starts:
         follows = Verdict(Then.END)
         if ended.state == "FAILED" and not self._is_over():
             follows = self.recovery.after(ended, self._reports)
-        elif ended.state != "STOPPED":
+        elif ended.state != "STOPPED" and not self._job.is_left(ended):
             self._history.end(ended)
         self._left_logs = self._reports.logs_of_gone()
         training = self.recovery.nodes.training

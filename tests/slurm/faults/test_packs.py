@@ -142,6 +142,25 @@ def test_each_task_of_a_packed_job_has_a_time_limit_of_its_own(slurm: Cluster, t
 
 
 @pytest.mark.full
+def test_a_job_whose_agent_is_killed_runs_the_unfinished_tasks_again(slurm: Cluster, tmp_path: Path) -> None:
+    """Slurm ends its tasks then, and they have not failed for good."""
+    limits, array = ("--pack", "2", "--time", "5", "--requeue"), ("--array", "how=works,waits,waits")
+    run = start(slurm, tmp_path, TRAINING, *array, *limits, "--", "python", "t.py", "{how}")
+    logs = [run.path(task) / "task-0.log" for task in range(3)]
+    run.wait_for_ends(0)
+    run.wait_for(lambda: all(log.exists() and "step 2\n" in log.read_text() for log in logs))
+    commands.run(["scancel", "--signal=KILL", "--batch", run.job], env=slurm.env)
+    assert run.end_of_job().state == "FAILED"
+    assert run.states() == ["COMPLETED", "FAILED", "FAILED"]
+    run.wait_for(lambda: all("runs this task again" in (run.path(task) / "job.log").read_text() for task in (1, 2)))
+    commands.run(["scontrol", "requeue", run.job], env=slurm.env)
+    run.wait_for_ends(*range(3))
+    assert run.end_of_job().state == "COMPLETED"
+    assert [packed_task.last(run.path(task), run.id(task)).starts for task in range(3)] == [1, 2, 2]
+    assert len({log.read_text().splitlines()[-1] for log in logs}) == 1, "as without a kill"
+
+
+@pytest.mark.full
 def test_a_job_that_ends_in_the_middle_of_its_tasks_resumes_those(slurm: Cluster, tmp_path: Path) -> None:
     """Slurm warns its steps before its end. Those that have finished do not run again."""
     limits = ("--pack", "2", "--time", "5", "--requeue")

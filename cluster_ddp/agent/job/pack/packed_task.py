@@ -21,7 +21,6 @@ from cluster_ddp.slurm.variables import Variables
 
 _SHARED = ("SLURM_GPUS_ON_NODE", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_MEM_PER_NODE")
 _TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-_SPEC_BYTES = 8 << 20
 
 
 def share(tasks: Sequence[int], jobs: int, job: int) -> list[int]:
