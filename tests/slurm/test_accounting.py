@@ -104,6 +104,8 @@ def test_a_chain_that_is_longer_than_the_account_may_have(accounted: Cluster, pr
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "A chain of up to 21 jobs:\n  your account may have 5 jobs in the queue" in refused.stderr
         assert "Hint: --max-requeues 4" in refused.stderr
+        unchecked = run(accounted, project, "submit", "--no-check", *chain[1:])
+        assert "MaxSubmitJob" in unchecked.stderr and "allows fewer jobs in the queue" in unchecked.stderr
         assert "COMPLETED" in said(accounted, project, *chain[:-3], "--max-requeues=4", "--watch", *chain[-3:])
     finally:
         commands.run([*change, "MaxSubmitJobs=-1"], env=accounted.env)

@@ -249,6 +249,8 @@ SBATCH_SAYS = [
     ("invalid partition specified: nope", "sinfo -o %P"),
     ("Batch job submission failed: Invalid qos specification", "--qos"),
     ("Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", "--time"),
+    ("Job violates accounting/QOS policy (job submit limit, user s size and/or time limits)", "sacctmgr show"),
+    ("AssocMaxSubmitJobLimit; Job violates accounting/QOS policy (job submit limit, or time limits)", "--max-requeues"),
     ("Invalid generic resource (gres) specification", "sinfo -o '%P %G'"),
     ("Batch job submission failed: Requested node configuration is not available", "sinfo -o '%P %D %c %m %G %f'"),
     ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
