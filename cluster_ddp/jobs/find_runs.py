@@ -61,7 +61,7 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
     jobs: dict[Path, list[RunRecord]] = {}
     for one in runs_in(runs_dir):
         of_chain = [word] if one.is_chain and word.partition("_")[0] == one.job else []  # squeue shows 12_3
-        if word in (one.job, one.job_id, *of_chain, one.name, places.named_by_us(one.whole).name):
+        if word in (one.job, one.job_id, *of_chain, one.name, places.title(one.whole)):
             jobs.setdefault(one.whole, []).append(one)
     if not jobs and not word[:1].isdigit():
         found = f"it is neither a job id nor a run directory, and no run in {runs_dir} has this name."

@@ -59,8 +59,8 @@ class Plan:
     must_run: InitVar[bool] = True
     """False to only show the plan. A job that needs Slurm can then be planned without Slurm, too."""
     folder: Path = field(init=False)
-    """The run directory, absolute: a new one, or that of `earlier`. Of an array, that of the whole; theirs are
-    in it, by number."""
+    """The run directory, absolute: a new one, or that of `earlier`. Of an array, that of the whole; each
+    task has its own in it, by number."""
     is_chosen: bool = field(init=False)
     """Whether the user has chosen that. Else it gets a new name, and runs/latest leads to it."""
     scheduler: Slurm | ThisMachine = field(init=False)

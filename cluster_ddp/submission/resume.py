@@ -108,7 +108,7 @@ class Earlier:
             return  # forgotten, so it has ended
         if not status.ended:
             end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
-            if on_slurm and (packed_status.place(self.run_dir, self.job)[1]):
+            if on_slurm and packed_status.place(self.run_dir, self.job)[1]:
                 end_it = f"cluster-ddp cancel {shlex.quote(str(self.run_dir))}"
             found = f"job {self.job} is {status.state} in it, and a run directory is for one job at a time."
             raise SpecError(f"Resuming {self.run_dir}:", found, f"wait until it has ended, or end it: {end_it}")

@@ -77,7 +77,7 @@ class JobSpec:
     """Let Slurm requeue the job after preemption or the loss of a node."""
     chain: bool = False
     """Where requeues are forbidden: continue in a next job, with the same run directory. It counts as a requeue. The
-    jobs are an array of `max_requeues` + 1 tasks, of which Slurm runs one at a time."""
+    jobs are an array of `max_requeues` + 1 tasks, which Slurm runs one after the other."""
     max_requeues: int = 20
     """Requeue a job that was stopped in time (exit status 75), unless it has restarted this often already."""
     restarts: int = 0

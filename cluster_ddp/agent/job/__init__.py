@@ -10,7 +10,7 @@ tasks           the tasks of a job of Slurm: their steps and their channel
 task_reports    what the tasks have said
 pack            jobs that hold several tasks of an array
 restart         what follows a failure, or a stop in time
-chain           where a job is not to be requeued: an array, of which one task runs at a time
+chain           where a job is not to be requeued: an array whose tasks run one after the other
 job_log         writes to the job's log, and reads its last lines
 slurm_commands  runs Slurm's commands; its configuration, when the job started and will end
 inherited_env   a job's environment: completed where a shell lacks some of it, cleaned of another job's

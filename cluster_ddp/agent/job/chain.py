@@ -1,4 +1,4 @@
-"""A chain of jobs, where none may be requeued: an array of which Slurm runs one task at a time (--array=0-20%1).
+"""A chain of jobs, where none may be requeued: an array whose tasks run one after the other (--array=0-20%1).
 
 In the run directory and for its ranks, a chain is one job, with the array's id: the next task is what a requeue is
 elsewhere, and counts as one. Slurm starts it whatever became of the one before. So each first looks whether anything is
@@ -84,7 +84,7 @@ def begin(folder: Path, env: Mapping[str, str]) -> int:
         _cancel_others(array, env)
         return OVER
     requeue = max(number, before[-1].requeue + 1) if before else number
-    values = {"number": number, "requeue": requeue, "slurm_job": env["SLURM_JOB_ID"], "checkpoint": newest(folder)}
+    values = {"number": number, "requeue": requeue, "slurm_job": env["SLURM_JOB_ID"], "checkpoint": _newest(folder)}
     journal.append(folder, Event.LINK, shared=bool(folder.stat().st_mode & 0o040), job=array, **values)
     return 0
 
@@ -123,8 +123,8 @@ def end(
     return False
 
 
-def newest(folder: Path) -> str:
-    """Return the name of the newest checkpoint; empty without one."""
+def _newest(folder: Path) -> str:
+    """The name of the newest checkpoint; empty without one."""
     return tail(folder / File.PROGRESS, 4096).strip()
 
 
@@ -142,7 +142,7 @@ def _over(folder: Path, array: str, before: Sequence[Link]) -> str:
     if said and not said[1]:
         return f"{name} was cancelled"
     two = before[-2:]
-    if len(two) == 2 and two[0].then is None and {one.checkpoint for one in two} == {newest(folder)}:
+    if len(two) == 2 and two[0].then is None and {one.checkpoint for one in two} == {_newest(folder)}:
         return f"jobs {array}_{two[0].number} and {array}_{last.number} ended without a new checkpoint"
     return ""
 

@@ -81,12 +81,13 @@ class SlurmJob(JobSetup):
         leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
         if self.link is not None:
             again = chain.end(self.env, self.link, why, leave=leave, needed=needed, most=self.options.max_requeues)
-        elif why and self.options.packed:
+        elif not why:
+            again = False
+        elif self.options.packed:
             job_log.say(f"{why}: it starts again when job {self.options.packed} is requeued.")
             again = True
         else:
-            requeue_of = Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed)
-            again = bool(why) and requeue_of.ask(why, starts.number + 1)
+            again = Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed).ask(why, starts.number + 1)
         if not again and (why or starts.follows.then == Then.REQUEUE):
             history.refused()
         return again

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent.job.pack import packed_task
-from cluster_ddp.run import places, spec_file
+from cluster_ddp.run import journal, places, spec_file
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.validation import slurms_time
@@ -65,14 +65,14 @@ def of_task(place: Path, label: str, job: JobStatus) -> JobStatus:
         label: its own.
         job: the status of the job that holds it.
     """
-    turn, ended = packed_task.last(place, label), packed_task.final(place, label)
+    turn, ended = packed_task.last(place, label), journal.last_end(place, label)
     known = {"array_task": label.partition("_")[2], "restarts": max(0, turn.starts - 1), "elapsed": ""}
     task = dataclasses.replace(job, exit_code=0, signal=0, reason="None", **known)  # type: ignore[arg-type]
-    if ended is not None:
+    if ended is not None and not ended.starts_again:
         state = "FAILED" if ended.state == "STOPPED" else ended.state
         took_s = ended.time - turn.time if turn.starts else 0.0
         return dataclasses.replace(task, state=state, exit_code=ended.status, elapsed=_elapsed(took_s))
-    has_begun = turn.starts > 0 and turn.requeues == job.restarts and not packed_task.is_stopped(place, label)
+    has_begun = turn.starts > 0 and turn.requeues == job.restarts and not packed_task.is_stopped(ended, turn)
     if os.path.lexists(place / File.CANCEL) and not (has_begun and not job.ended):
         return dataclasses.replace(task, state="CANCELLED", exit_code=143)
     if job.ended or job.state == "PENDING":

@@ -169,8 +169,8 @@ class Pack:
         turn = packed_task.last(self._folder(task), self._name(task))
         self._was_stopped |= code == EXIT_STOPPED
         ended = journal.last_end(self._folder(task), self._name(task))
-        is_of_turn = ended is not None and ended.time >= turn.time
-        if ended is not None and is_of_turn and (ended.state == "STOPPED" or not ended.starts_again):
+        is_final = ended is not None and ended.time >= turn.time and not ended.starts_again
+        if ended is not None and (is_final or packed_task.is_stopped(ended, turn)):
             self._ends[task] = ended
             return
         # It was killed, or its disk is full. Of one that was killed, the step still runs.

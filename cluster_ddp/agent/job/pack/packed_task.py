@@ -101,11 +101,9 @@ def final(folder: Path, label: str) -> Outcome | None:
     return None if ended is None or ended.starts_again else ended
 
 
-def is_stopped(folder: Path, label: str) -> bool:
+def is_stopped(ended: Outcome | None, turn: Turn) -> bool:
     """Whether the last start of a task was stopped in time, and the task waits for another."""
-    ended = journal.last_end(folder, label)
-    is_of_turn = ended is not None and ended.time >= last(folder, label).time
-    return ended is not None and is_of_turn and ended.starts_again and ended.state == "STOPPED"
+    return ended is not None and ended.starts_again and ended.state == "STOPPED" and ended.time >= turn.time
 
 
 def is_elsewhere(folder: Path) -> bool:

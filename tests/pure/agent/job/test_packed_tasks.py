@@ -77,7 +77,8 @@ def test_what_a_requeue_runs_again(tmp_path: Path, state: str, then: str, is_fin
     assert packed_task.final(tmp_path, "2_7") is None
     journal.append_end(tmp_path, Outcome("2_7", 0, state, 0, then=then), shared=False)
     assert (packed_task.final(tmp_path, "2_7") is not None) == is_final
-    assert packed_task.is_stopped(tmp_path, "2_7") == is_stopped
+    noted, turn = journal.last_end(tmp_path, "2_7"), packed_task.last(tmp_path, "2_7")
+    assert packed_task.is_stopped(noted, turn) == is_stopped
     assert packed_task.final(tmp_path, "2_8") is None, "another's"
     assert packed_task.is_elsewhere(tmp_path), "no spec.json"
     (tmp_path / "spec.json").write_text('{"array_task": 7}')
