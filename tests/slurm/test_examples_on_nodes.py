@@ -57,7 +57,7 @@ def test_a_training_on_two_nodes_is_warned_requeued_and_resumes(slurm: Cluster, 
     commands.run(["scancel", "--signal=USR1", job], env=slurm.env)
     said = place.completed(run_dir)
     assert "got USR1. Saved.\n" in said
-    assert re.search(r"Resuming from \S+/step-\d+\.pt: step \d+, epoch 1", said), said
+    assert re.search(r"Resuming from \S+/step-\d+\.pt: step \d+, (after )?epoch 1", said), said
     assert re.findall(r"^Train Epoch: (\d) \[0/", said, re.MULTILINE) == ["1", "2", "3"]
     assert len(re.findall(r"^Test set: .*, Accuracy: \d+/360", said, re.MULTILINE)) == 3
 

@@ -228,7 +228,7 @@ def test_the_time_limit_with_a_warning(started: Started, uninterrupted: list[dic
     """5. USR1 comes before the limit."""
     run = started["warned"]
     said = run.completed()
-    assert re.search(r"Stopped after step \d+ \(epoch \d\): rank \d: node\d got USR1", said)
+    assert re.search(r"Stopped after step \d+ \((after )?epoch \d\): rank \d: node\d got USR1", said)
     assert run.status().restarts >= 1
     assert run.metrics() == uninterrupted
 

@@ -83,7 +83,7 @@ def test_a_time_limit_that_changes_while_the_job_runs(place: Place) -> None:
     said = shortened.completed()
     assert shortened.status().restarts >= 1
     assert said.count(changed) == 1
-    assert re.search(r"Stopped after step \d+ \(epoch \d\): rank 0: the job's time is nearly up. Saved", said)
+    assert re.search(r"Stopped after step \d+ \((after )?epoch \d\): rank 0: the job's time is nearly up. Saved", said)
     assert "Resuming from" in said
 
 

@@ -46,7 +46,7 @@ def test_a_sharded_training_is_killed_in_its_saves_requeued_and_cut_off(place: P
     lost = [(one.words, one.checkpoint) for one in job.failures()]
     assert lost[:2] == [("killed by SIGKILL", f"step-{step:08}.pt") for step in (5, 10)], said
     assert [words for words, _ in lost[2:]] == ["the node does not answer"], said
-    assert re.search(r"Stopped after step \d+ \(epoch \d\): rank 0: node1 got USR1. Saved", said), said
+    assert re.search(r"Stopped after step \d+ \((after )?epoch \d\): rank 0: node1 got USR1. Saved", said), said
     assert len(re.findall("Resuming from", said)) == 4, said
     assert cut.node not in job.nodes()
     undisturbed.completed(restarts=0)
