@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from cluster_ddp import submit_api
 from cluster_ddp.agent.array_values import ARRAY_TASK, configuration
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.errors import SpecError, counted, exit_on_error
+from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs import watch
 from cluster_ddp.remote.remote_verbs import run_there
 from cluster_ddp.submission import submit_plan
@@ -80,16 +80,11 @@ def _next_steps(jobs: list[Job], here: Path) -> str:
 
 def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
     spec, label, folder = plan.spec, jobs[0].id.partition("_")[0], os.path.relpath(jobs[0].run_dir, here)
-    nodes = counted(spec.nodes, "node") if spec.max_nodes is None else f"{spec.node_range} nodes"
-    size = f"{nodes} x {counted(spec.gpus_per_node, 'GPU')}"
-    size += f", and {spec.spares}" if spec.spares else ""
     if spec.array is not None:
         folders = f"{folder} … {jobs[-1].run_dir.name}"
-        if spec.pack is not None:
-            size = f"{counted(spec.gpus_per_node, 'GPU')}, in {counted(spec.jobs or 1, 'job')} of {spec.pack} at a time"
-        return f"Submitted array {label} ({spec.name}): {len(jobs)} tasks, each {size}. Run directories: {folders}"
+        return f"Submitted array {label} ({spec.name}): {len(jobs)} tasks, each {spec.size}. Run directories: {folders}"
     where = "" if isinstance(plan.scheduler, Slurm) else " on this machine"
-    return f"Submitted job {label} ({spec.name}){where}: {size}. Run directory: {folder}"
+    return f"Submitted job {label} ({spec.name}){where}: {spec.size}. Run directory: {folder}"
 
 
 class ReferenceJob:

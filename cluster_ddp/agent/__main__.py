@@ -1,6 +1,7 @@
 """`python -m cluster_ddp.agent`, and the program that a submission freezes into one file.
 
 job OPTIONS -- COMMAND       on the batch host, or on this machine: starts the ranks, and what follows
+packed JOB OPTIONS -- …      the same in a part of a job that holds several tasks of an array
 chain RUN_DIR                at the start of each job of a chain: whether anything is left to do
 task OPTIONS -- COMMAND      in each task of a step
 rank OPTIONS -- COMMAND      around each worker of torchrun
@@ -24,7 +25,7 @@ from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.run.names import Env
 
 PROGRAM = "cluster-ddp launch"
-_VERBS = ("job", "chain", "task", "rank", "spare", "unpack")
+_VERBS = ("job", "packed", "chain", "task", "rank", "spare", "unpack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from cluster_ddp.agent.job import chain
 
             return chain.begin(Path(words[0]), os.environ)
+        if verb == "packed":
+            from cluster_ddp.agent.job.pack import packed_job
+
+            return packed_job.run(*words)
         if verb != "job":
             signals.hold()  # one that comes now waits for the supervisor
         from cluster_ddp.agent import launch_options
@@ -50,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == "job":
             from cluster_ddp.agent.job import inherited_env, launch_job
 
-            env = os.environ if asked.packed else inherited_env.own(os.environ)  # a packed task's is its own already
+            env = inherited_env.own(os.environ)
             if asked.pack is not None:
                 from cluster_ddp.agent.job.pack.pack import Pack
 

@@ -27,6 +27,11 @@ def numbers(array: str) -> list[int]:
     return sorted({number for part in ranges(array) for number in part})
 
 
+def share(tasks: Sequence[int], jobs: int, job: int) -> list[int]:
+    """Return the tasks that one of several jobs holds: task number `job` of the list, and every `jobs`-th after it."""
+    return [*tasks[job::jobs]]
+
+
 def configuration(grid: Mapping[str, Sequence[str]], task: int) -> dict[str, str]:
     """Return the values of array task number `task`, from 0 on. The last key varies fastest."""
     values: dict[str, str] = {}

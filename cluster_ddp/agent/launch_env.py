@@ -143,7 +143,6 @@ def on_slurm(options: Options, size: Shape, label: str) -> dict[str, str]:
     """Return the variables of a job of Slurm that its tasks inherit in each start."""
     values = {
         **common(options, run_dir(options, label)),
-        **({Env.PACKED: options.packed} if options.packed else {}),
         "WORLD_SIZE": str(size.world_size),
         "LOCAL_WORLD_SIZE": str(size.ranks_per_node),
         "SLURM_EXPORT_ENV": "ALL",  # after `sbatch --export=NONE`, srun would not pass this environment on
@@ -218,7 +217,7 @@ def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:
 def _free_port(candidates: tuple[int, ...], host: str, start: int = 0) -> int:
     """The first candidate port on which nothing listens here; each start begins with another one.
 
-    Each task of an array has a job id of its own, and each packed task a place in its job, so they never share one.
+    Each task of an array has a job id of its own, or a place in its job, so they never share one.
     """
     at = start % len(candidates)
     candidates = candidates[at:] + candidates[:at]

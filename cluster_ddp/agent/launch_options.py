@@ -88,8 +88,6 @@ class Options(NamedTuple):
     """How many such jobs the array has."""
     array: str = ""
     """The numbers of all tasks, as sbatch takes them."""
-    packed: str = ""
-    """Of such a task: the label of the job that holds it."""
     signal: str = ""
     """Of such a task: the signal before its time limit, such as USR1@120."""
     waits: str = ""
@@ -127,7 +125,7 @@ def parse(program: str, words: Sequence[str]) -> Options:
     add_to(top)
     for flag in ("--ignore-warnings", "--stays"):
         top.add_argument(flag, action="store_true")
-    for option in ("--waits", "--array", "--packed", "--signal"):
+    for option in ("--waits", "--array", "--signal"):
         top.add_argument(option, default="")
     for option in ("--pack", "--jobs"):
         top.add_argument(option, type=count, default=Options._field_defaults[option[2:]])

@@ -59,7 +59,7 @@ def _cancel(word: str, runs_dir: Path) -> str:
         known = Slurm().statuses(job, None, folder)
         if known and all(one.ended for one in known):  # scancel says nothing of it (22.05)
             raise _has_ended(word, known[-1].state)
-        _refuse_pack(job, known)
+        _refuse_holder(job, known)
         Slurm().cancel(job, None, folder)
         return f"Cancelled job {job}."
     running = [job for job in map(of_run, found) if not job.status().ended]
@@ -71,14 +71,14 @@ def _cancel(word: str, runs_dir: Path) -> str:
     else:  # one command for a whole array
         first.scheduler.cancel(found[0].job_id, first.cluster, first.run_dir)
         ids = f"{first.id} to {running[-1].id}"
-    what = "task" if len(running) == 1 and found[0].packed else "job"
+    what = "task" if len(running) == 1 and found[0].holder else "job"
     return printable(f"Cancelled {what} {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}")
 
 
-def _refuse_pack(job: str, known: Sequence[JobStatus]) -> None:
-    """Refuse to cancel a job of Slurm's that holds several packed tasks: 23_0 may mean task 0 of them."""
+def _refuse_holder(job: str, known: Sequence[JobStatus]) -> None:
+    """Refuse to cancel a job of Slurm's that holds several tasks: 23_0 may mean task 0 of them."""
     for log in (Path(one.stdout) for one in known if "_" in job):
-        if fnmatch.fnmatch(log.name, File.PACK_LOG.format("*")):
+        if fnmatch.fnmatch(log.name, File.HOLDER_LOG.format("*")):
             found = f"for Slurm this is a job that holds several tasks of the array, of {log.parent}_*."
             hint = f"{PROGRAM} --runs-dir {shlex.quote(str(log.parent.parent))} {job}, to cancel task {job} alone"
             raise JobError(f"Cancelling {job}:", found, f"{hint}; scancel {job}, for all tasks that the job holds")

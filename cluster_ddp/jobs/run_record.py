@@ -18,7 +18,6 @@ from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm.variables import job_label
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import packed_status
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 
@@ -49,8 +48,8 @@ class RunRecord:
     """Number of tasks: ranks, or nodes under torchrun."""
     is_chain: bool = False
     """Whether its job is a chain (`submit --chain`)."""
-    packed: str = ""
-    """The job that holds it, if it is packed."""
+    holder: str = ""
+    """The job that holds it, if it has no job of Slurm's alone."""
     is_whole_array: bool = False
     """Whether it is the directory of a whole array, beside those of its tasks."""
     problem: str = ""
@@ -178,6 +177,6 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         ranks=ranks,
         tasks=max(least, most) if spec.get("launcher") == "torchrun" else ranks,
         is_chain=spec.get("chain") is True,
-        packed=packed_status.holder(record),
+        holder=spec_file.holder(record),
         is_whole_array=spec.get("array") is not None and "_" not in record["job"],
     )

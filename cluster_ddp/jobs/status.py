@@ -17,7 +17,7 @@ from cluster_ddp.run.files import problem, tail
 from cluster_ddp.run.names import RESTART, File, Then
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
-from cluster_ddp.submission.backends import job_identity, packed_status
+from cluster_ddp.submission.backends import held_status, job_identity
 from cluster_ddp.submission.backends.slurm import Slurm, due_job
 
 # By cluster and job id: the job, or its array tasks by name.
@@ -199,10 +199,10 @@ def _status(record: RunRecord, known: _Known) -> JobStatus | None:
     tasks = known.get((record.cluster, record.job_id), {})
     if record.is_chain:
         return due_job(record.run_dir, record.job, tasks.values())
-    found = packed_status.of_number(tasks, (record.packed or record.job).partition("_")[2])
+    found = held_status.of_number(tasks, (record.holder or record.job).partition("_")[2])
     if found is None or not job_identity.of(record.run_dir, record.job).is_of(found):
         return None
-    return packed_status.of_task(record.run_dir, record.job, found) if record.packed else found
+    return held_status.of_task(record.run_dir, record.job, found) if record.holder else found
 
 
 def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:

@@ -36,7 +36,7 @@ class Event:
     LINK = "link"
     """A task of a chain begins (`agent.job.chain.Link`)."""
     TURN = "turn"
-    """Of a packed task: the job that holds it starts it (`agent.job.pack.packed_task.Turn`)."""
+    """The job that holds this one starts it (`run.turns`)."""
     NODES = "nodes"
     """The job has so many `nodes` from now on."""
     END = "end"

@@ -29,8 +29,10 @@ class Env:
 
     RUN_DIR: Final = "CLUSTER_DDP_RUN_DIR"
     """The run directory, absolute. A training writes there. Set it by hand to resume a training without `submit`."""
-    PACKED: Final = "CLUSTER_DDP_PACKED"
-    """In a packed task (`--pack`): the job that holds it, such as 12_0."""
+    PLACE_IN_JOB: Final = "CLUSTER_DDP_PLACE_IN_JOB"
+    """In a task that shares its job of Slurm with others (`--pack`): its place among them, from 1 on."""
+    SLURM_RESTARTS: Final = "CLUSTER_DDP_SLURM_RESTARTS"
+    """Number of Slurm's requeues of the job, where SLURM_RESTART_COUNT counts more than those (`--chain`, `--pack`)."""
     RESUME: Final = "CLUSTER_DDP_RESUME"
     """The command that resumes this run, for messages."""
     NOTES: Final = "CLUSTER_DDP_NOTES"
@@ -72,7 +74,7 @@ class Env:
 OF_A_JOB: Final = frozenset(
     [
         *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.STACKS, Env.AGENT, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE),
-        *(Env.LOCAL_JOB_ID, Env.START, Env.CHAIN, Env.PACKED, Env.HANG_RESTART_S),
+        *(Env.LOCAL_JOB_ID, Env.START, Env.CHAIN, Env.PLACE_IN_JOB, Env.SLURM_RESTARTS, Env.HANG_RESTART_S),
         *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACK, Env.COPY),
     ]
 )
@@ -96,7 +98,7 @@ class File:
     """The agent that starts the ranks, as it was at the submission; for an array, in the folder of the whole."""
     JOB_LOG: Final = "job.log"
     """Output of the batch script, with Slurm's messages."""
-    PACK_LOG: Final = "pack-{}.log"
+    HOLDER_LOG: Final = "pack-{}.log"
     """With `--pack`, in the folder of the whole array: output of a job that holds tasks; {} is its number."""
     TASK_LOG: Final = "task-{}.log"
     """Output of one task; {} is its number."""

@@ -77,6 +77,12 @@ def of_job(path: Path, label: str) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
+def holder(record: Mapping[str, Any]) -> str:
+    """Return the label of the job that holds the array's task of a record (`read`); empty if none does."""
+    number = str(record.get("held_by", ""))
+    return f"{record['job'].partition('_')[0]}_{number}" if number.isdecimal() and record["job"] else ""
+
+
 def is_label(text: str) -> bool:
     """Return whether a text is a job as squeue shows it: 12, or 12_3 for an array task."""
     return re.fullmatch(r"\d{1,12}(_\d{1,12})?", text, re.ASCII) is not None

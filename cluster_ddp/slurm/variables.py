@@ -129,8 +129,8 @@ class Variables:
 
 
 def place_in_job(env: Mapping[str, str]) -> int:
-    """Return what a packed task's ports differ by from those of the others in its job; 0 in any other job."""
-    return (Variables(env).integer(*ARRAY_TASK_ID) or 0) + 1 if env.get(Env.PACKED) else 0
+    """Return what a job's ports differ by from those of others of ours in the same job of Slurm; 0 without others."""
+    return Variables(env).integer(Env.PLACE_IN_JOB) or 0
 
 
 def job_label(job: int | str | None, array: int | str | None, task: int | str | None) -> str:

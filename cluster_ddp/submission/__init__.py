@@ -7,7 +7,7 @@ spec_rules   what its fields say of each other
 validation   what the fields of a JobSpec may hold, and the error of one that holds something else
 grids        the values of an array's tasks
 planning     from a JobSpec to a plan: scheduler, name of the run directory, script
-packed_jobs  what Slurm is asked for an array whose tasks share jobs (`--pack`)
+pack         an array whose tasks share jobs
 render       the script, from templates
 submit_plan  from a plan to a submitted job, or nothing
 job          a submitted job: state, result, logs

@@ -6,25 +6,24 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent import command_program
-from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.run import places
 from cluster_ddp.run.names import File
-from cluster_ddp.submission import grids, packed_jobs
+from cluster_ddp.submission import grids
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.frozen import code_snapshot, venv_archive
+from cluster_ddp.submission.pack import jobs as pack_jobs
 from cluster_ddp.submission.render import agent_options, render, render_local
 from cluster_ddp.submission.resume import Earlier
 from cluster_ddp.submission.spec import JobSpec, derived
-from cluster_ddp.submission.validation import seconds
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,6 +60,10 @@ class Plan:
     folder: Path = field(init=False)
     """The run directory, absolute: a new one, or that of `earlier`. Of an array, that of the whole; each
     task has its own in it, by number."""
+    for_slurm: JobSpec = field(init=False)
+    """What Slurm is asked for: `spec`; of an array whose tasks share jobs, an array of those jobs."""
+    holders: Mapping[int, int] = field(init=False)
+    """Then, number of a task -> number of the job that holds it; else empty."""
     is_chosen: bool = field(init=False)
     """Whether the user has chosen that. Else it gets a new name, and runs/latest leads to it."""
     scheduler: Slurm | ThisMachine = field(init=False)
@@ -81,6 +84,7 @@ class Plan:
             found = "a resumed run uses the snapshot that it has, or the code where it was submitted."
             raise SpecError("Resuming a run with a snapshot:", found, "leave the snapshot out, or start a new run")
         self.spec = _with_environment(self.spec)
+        self.for_slurm, self.holders = pack_jobs.of(self.spec), pack_jobs.holders(self.spec)
         runs_dir, chosen = runs_dir.expanduser().absolute(), self._chosen_run_dir(run_dir)
         self.folder = chosen or runs_dir / places.new_name(self.spec.name)
         self.is_chosen = chosen is not None
@@ -99,8 +103,7 @@ class Plan:
     @property
     def options(self) -> list[str]:
         """Options for sbatch that are not in the script: what belongs to this submission alone."""
-        packed = f"{self.folder}/{File.PACK_LOG.format('%a')}"
-        log = f"{self._of_task}/{File.JOB_LOG}" if self.spec.pack is None else packed
+        log = f"{self.folder}/{File.HOLDER_LOG.format('%a')}" if self.holders else f"{self._of_task}/{File.JOB_LOG}"
         return [f"--output={log}", *([] if self.spec.begin is None else [f"--begin={self.spec.begin}"])]
 
     def __str__(self) -> str:
@@ -143,17 +146,17 @@ class Plan:
             venv=spec.venv if self.venv_archive else None,
             stage_env=str(self.venv_archive) if self.venv_archive else None,
         )
-        spec, asked = packed_jobs.of(spec), _packed(spec, asked)
-        return render(spec, asked, source=source, agent=shlex.quote(f"{self.folder}/{File.AGENT}"))
+        asked = asked._replace(**pack_jobs.agent_options(spec))
+        return render(self.for_slurm, asked, source=source, agent=shlex.quote(f"{self.folder}/{File.AGENT}"))
 
+    def explained(self, error: SpecError, fits: Callable[[JobSpec], bool]) -> SpecError:
+        """Return why the cluster can't run the job, in terms of what was asked for.
 
-def _packed(spec: JobSpec, asked: Options) -> Options:
-    """What the agent of a job that holds several tasks needs; for another job, the options as they are."""
-    if spec.pack is None or spec.array is None:
-        return asked
-    limit_s = None if spec.time is None else seconds(spec.time)
-    shares = {"pack": spec.pack, "jobs": spec.jobs or 1, "array": spec.array}
-    return asked._replace(**shares, time_limit_s=limit_s, signal=spec.signal or "")  # type: ignore[arg-type]
+        Args:
+            error: why it can't run what Slurm is asked for.
+            fits: whether it can run another specification.
+        """
+        return pack_jobs.explained(self.spec, error, fits) if self.holders else error
 
 
 def _check_function(spec: JobSpec) -> None:

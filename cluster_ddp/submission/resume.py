@@ -19,7 +19,6 @@ from cluster_ddp.run.files import make_dir
 from cluster_ddp.run.names import ASIDE, File
 from cluster_ddp.run.ownership import refuse_others
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import packed_status
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.spec import JobSpec
@@ -107,9 +106,7 @@ class Earlier:
         except JobNotFoundError:
             return  # forgotten, so it has ended
         if not status.ended:
-            end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
-            if on_slurm and packed_status.place(self.run_dir, self.job)[1]:
-                end_it = f"cluster-ddp cancel {shlex.quote(str(self.run_dir))}"
+            end_it = f"cluster-ddp cancel {shlex.quote(str(self.run_dir))}"
             found = f"job {self.job} is {status.state} in it, and a run directory is for one job at a time."
             raise SpecError(f"Resuming {self.run_dir}:", found, f"wait until it has ended, or end it: {end_it}")
 

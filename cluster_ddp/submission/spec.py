@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
 from cluster_ddp.run.names import TRACKERS
 from cluster_ddp.submission import grids, spec_rules
+from cluster_ddp.submission.pack import rules as pack_rules
 from cluster_ddp.submission.validation import check_field, field_error, normalized_time
 
 Launcher = Literal["srun", "torchrun", "fork"]
@@ -140,7 +141,7 @@ class JobSpec:
         self._check_names()
         spec_rules.check(self)
         object.__setattr__(self, "array", grids.checked_array(self.array, self.grid))
-        spec_rules.check_pack(self, tasks=0 if self.array is None else grids.count(self.array))
+        pack_rules.check(self, tasks=0 if self.array is None else grids.count(self.array))
         if self.command:
             grids.check_placeholders(self.command, self.grid, array=self.array)
 
@@ -170,6 +171,15 @@ class JobSpec:
         return self.nodes + self.spare_nodes
 
     @property
+    def size(self) -> str:
+        """What each of its tasks has, in words."""
+        if self.pack is not None:
+            gpus, jobs = counted(self.gpus_per_node, "GPU"), counted(self.jobs or 1, "job")
+            return f"{gpus}, in {jobs} of {self.pack} at a time"
+        nodes = counted(self.nodes, "node") if self.max_nodes is None else f"{self.node_range} nodes"
+        return f"{nodes} x {counted(self.gpus_per_node, 'GPU')}{f', and {self.spares}' if self.spares else ''}"
+
+    @property
     def spares(self) -> str:
         """What its spare nodes cost, in words; empty without any."""
         spares, gpus = counted(self.spare_nodes, "spare node"), self.spare_nodes * self.gpus_per_node
@@ -184,6 +194,11 @@ class JobSpec:
             if tracker not in TRACKERS:
                 found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
                 raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
+
+
+def of_task(spec: JobSpec) -> JobSpec:
+    """Return the specification of an array's task, which resumes as a single job."""
+    return derived(spec, array=None, grid={}, pack=None, jobs=None)
 
 
 def derived(spec: JobSpec, **values: Any) -> JobSpec:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from cluster_ddp.agent.option_types import node_range
-from cluster_ddp.errors import HostlistError, counted
+from cluster_ddp.errors import HostlistError
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission.validation import SET_ELSEWHERE, field_error
 
@@ -107,46 +107,6 @@ def _check_sbatch_options(asked: Any) -> None:
             own = name.replace("-", "_") in {field.name for field in fields(asked)}
             hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
             raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
-
-
-def check_pack(asked: Any, *, tasks: int) -> None:
-    """Check the fields of a packed array, which has so many tasks.
-
-    Raises:
-        SpecError: one contradicts another.
-    """
-    pack, jobs = asked.pack, asked.jobs or 1
-    if pack is None:
-        if asked.jobs is not None:
-            hint = f"say how many tasks run at a time in each job: --pack 4 --jobs {jobs}; or leave out --jobs"
-            raise field_error("jobs", asked.jobs, "left out without pack", hint=hint)
-        return
-    if asked.array is None:
-        raise field_error("pack", pack, "left out without an array", hint=f"--array 0-99 --pack {pack}")
-    for name, value, alone in (("nodes", asked.node_range, "1"), ("spare_nodes", asked.spare_nodes, 0)):
-        if value != alone:
-            hint = f"--{name.replace('_', '-')} {alone}; or leave out --pack: each task is then a job"
-            raise field_error(name, value, f"{alone} with pack: the tasks of a job share one node", hint=hint)
-    _check_shares(asked, tasks)
-    if asked.mem is not None and not int(asked.mem.rstrip("KMGT")):
-        raise field_error("mem", asked.mem, "a task's part of the node's memory with pack", hint="--mem 8G")
-    if asked.signal is not None and not re.match(r"(R:)?(SIG)?(USR1|USR2|10|12)(@|$)", asked.signal):
-        raise field_error("signal", asked.signal, "USR1 or USR2 with pack: srun passes on only those")
-
-
-def _check_shares(asked: Any, tasks: int) -> None:
-    pack, jobs = asked.pack, asked.jobs or 1
-    numbers, percent, _ = asked.array.partition("%")
-    if percent:
-        hint = f"--array {numbers} --pack {pack} --jobs {jobs}: {pack * jobs} at a time"
-        raise field_error("array", asked.array, "without % and a number with pack", hint=hint)
-    if jobs > tasks:
-        hint = f"--jobs {max(1, tasks // pack)}"
-        raise field_error("jobs", jobs, f"at most the number of tasks, {tasks}", hint=hint)
-    most = -(-tasks // jobs)
-    if pack > most:
-        legal = f"at most {most}, the number of tasks in a job ({tasks} in {counted(jobs, 'job')})"
-        raise field_error("pack", pack, legal, hint=f"--pack {most}")
 
 
 def check_restarts(asked: Any) -> None:

@@ -17,12 +17,12 @@ from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in, n
 from cluster_ddp.run import places, spec_file
 from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import LATEST, File
-from cluster_ddp.submission import packed_jobs, resume, run_dirs
+from cluster_ddp.submission import resume, run_dirs
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.frozen import code_snapshot, frozen_agent, venv_archive
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
-from cluster_ddp.submission.spec import derived
+from cluster_ddp.submission.spec import derived, of_task
 
 _SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 """Of Ctrl-C, a closed terminal, and kill or a time limit."""
@@ -114,18 +114,17 @@ class _Submission:
 
 def _contents(plan: Plan, comment: str) -> Iterator[tuple[Path, dict[str, bytes]]]:
     """The run directories with their files: that of the job; for an array, that of the whole and one for each task."""
-    array, described = plan.spec.array, dataclasses.asdict(plan.spec)
+    array = plan.spec.array
     script = {plan.scheduler.script_name: plan.script.encode(), File.AGENT: frozen_agent.content()}
-    yield plan.folder, {**_files(plan, described, comment), **script}
-    described |= {"array": None, "grid": {}, "pack": None, "jobs": None}  # a task resumes as a single job
-    holders = packed_jobs.holders(plan.spec)
+    yield plan.folder, {**_files(plan, dataclasses.asdict(plan.spec), comment), **script}
+    described = dataclasses.asdict(of_task(plan.spec))
     for task in [] if array is None else numbers(array):
-        packed = {"packed": holders[task]} if holders else {}
-        yield plan.folder / str(task), _files(plan, described, comment, array_task=task, **packed)
+        held = {"held_by": plan.holders[task]} if plan.holders else {}
+        yield plan.folder / str(task), _files(plan, described, comment, array_task=task, **held)
 
 
 def _files(plan: Plan, spec: Mapping[str, Any], comment: str, **of_task: int) -> dict[str, bytes]:
-    """The own files of a job, or of an array's task: `array_task` is its number, `packed` that of the job it is in."""
+    """The own files of a job, or of an array's task: `array_task` is its number, `held_by` that of the job it is in."""
     values = configuration(plan.spec.grid, of_task["array_task"]) if of_task else {}
     filled_in = {**values, ARRAY_TASK: str(of_task["array_task"])} if of_task else {}
     command, options = (

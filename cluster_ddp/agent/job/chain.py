@@ -94,7 +94,8 @@ def in_chain(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
     array, number = env["SLURM_ARRAY_JOB_ID"], env["SLURM_ARRAY_TASK_ID"]
     noted = [one.requeue for one in links(folder, array) if one.slurm_job == env["SLURM_JOB_ID"]]
     kept = {name: value for name, value in env.items() if not name.startswith("SLURM_ARRAY_")}
-    return {**kept, Env.CHAIN: array, "SLURM_RESTART_COUNT": str(noted[-1]) if noted else number}
+    ours = {Env.CHAIN: array, Env.SLURM_RESTARTS: str(Variables(env).requeues())}
+    return {**kept, **ours, "SLURM_RESTART_COUNT": str(noted[-1]) if noted else number}
 
 
 def end(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from cluster_ddp.agent import array_values, launch_env
 from cluster_ddp.agent.job import chain, slurm_commands, srun_step
@@ -26,6 +28,9 @@ class JobSetup:
     Raises:
         ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
     """
+
+    shares_nodes: ClassVar[bool] = False
+    """Whether others of our jobs are on its nodes: it has a part of a job of Slurm's."""
 
     def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
         self.link = int(env["SLURM_ARRAY_TASK_ID"]) if options.chain else None
@@ -53,15 +58,26 @@ class JobSetup:
 
     @property
     def is_over(self) -> bool:
-        """Whether the batch script has ended, and so the job: only proctrack/cgroup ends this process with it.
-
-        Of a packed task, its parent is the agent of the job that holds it.
-        """
+        """Whether what started this process has ended, and so the job: only proctrack/cgroup ends this one with it."""
         return os.getppid() != self._script
 
-    def is_left(self, ended: Outcome) -> bool:
-        """Whether a packed task has not ended for good: the job that holds it is gone, and a requeue runs it again."""
-        return bool(self.options.packed) and self.is_over and ended.status != 0
+    def look(self, step: str, send: Callable[[signal.Signals], object], srun: int) -> float:
+        """Look at the running step, and do what is due. Returns after how many seconds to look again.
+
+        Args:
+            step: its id; empty while its tasks have not begun.
+            send: sends a signal to all its tasks.
+            srun: the process that started it.
+        """
+        return float("inf")
+
+    def judged(self, ended: Outcome) -> Outcome:
+        """Return how a start ended: if it was ended by `look`, that counts."""
+        return ended
+
+    def left(self, ended: Outcome) -> str:
+        """Return why the job has not ended for good, although this process ends; empty if it has."""
+        return ""
 
     def over(self) -> str:
         """Why this start of the job is over for Slurm, which is asked; empty if it is not, or Slurm does not answer."""

@@ -109,9 +109,8 @@ def instead_of(job: str, env: Mapping[str, str], *, outlives_term: bool = False)
     answer = ask(["scontrol", "--oneliner", "show", "job", job], env, with_stderr=True, outlives_term=outlives_term)
     if not answer.is_ok:
         return answer
-    own: dict[str, Sequence[str]] = {"JobState": _RUNS}
-    if not env.get(Env.PACKED) and not env.get(Env.CHAIN):  # whose counts are not those of the job alone
-        own["Restarts"] = (str(Variables(env).requeues()),)
+    requeues = env.get(Env.SLURM_RESTARTS) or str(Variables(env).requeues())
+    own: dict[str, Sequence[str]] = {"JobState": _RUNS, "Restarts": (requeues,)}
     if env.get("ENVIRONMENT") == "BATCH":
         own["BatchHost"] = (env.get("SLURMD_NODENAME", ""),)
     said = {name: re.search(rf"(?<!\S){name}=(\S*)", answer.words) for name in own}

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from cluster_ddp import processes
@@ -39,11 +40,10 @@ class SlurmJob(JobSetup):
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
-        limit_s = self.options.time_limit_s if self.options.packed else None
         with contextlib.closing(history):
             with (
                 rank_notes.folder() as folder,
-                slurm_commands.times_noted(self.options.packed or self.job, self.env, folder / "job-times", limit_s),
+                self.times_noted(folder / "job-times"),
             ):
                 _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
                 self.env |= srun_step.staged(self.options, self.size, self.env)
@@ -55,14 +55,18 @@ class SlurmJob(JobSetup):
             job_log.show_how_to_resume(ended.status, self.env)
         return ended.status
 
+    def times_noted(self, path: Path) -> AbstractContextManager[None]:
+        """Note its start and its end in a file, for rank 0. See `slurm_commands.times_noted`."""
+        return slurm_commands.times_noted(self.job, self.env, path)
+
     def _starts_again(self, ended: Outcome, starts: Starts, history: History) -> bool:
         """Have the job requeued, or its chain continued, if it may be. Returns whether that will be so.
 
         It is noted before: Slurm ends this process soon after it has accepted a requeue.
         """
         why = ""
-        if self.is_left(ended):
-            job_log.say(f"The agent of job {self.options.packed} is gone: a requeue of that job runs this task again.")
+        if left := self.left(ended):
+            job_log.say(left)
             return True
         if ended.status and self.is_over:  # it may be queued again already, by somebody else
             job_log.say(requeue.SCRIPT_ENDED)
@@ -77,20 +81,23 @@ class SlurmJob(JobSetup):
             return True  # the run directory is that start's
         if ended.state == "STOPPED":
             history.end(ended._replace(then=Then.REQUEUE if why else Then.END))
-        recovery = starts.recovery
-        leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
-        if self.link is not None:
-            again = chain.end(self.env, self.link, why, leave=leave, needed=needed, most=self.options.max_requeues)
-        elif not why:
-            again = False
-        elif self.options.packed:
-            job_log.say(f"{why}: it starts again when job {self.options.packed} is requeued.")
-            again = True
-        else:
-            again = Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed).ask(why, starts.number + 1)
+        again = self.start_again(why, starts)
         if not again and (why or starts.follows.then == Then.REQUEUE):
             history.refused()
         return again
+
+    def start_again(self, why: str, starts: Starts) -> bool:
+        """Have the job requeued, or its chain continued or ended. `why` is empty if its training is not to continue.
+
+        Returns:
+            Whether it will continue.
+        """
+        recovery = starts.recovery
+        leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
+        if self.link is not None:
+            return chain.end(self.env, self.link, why, leave=leave, needed=needed, most=self.options.max_requeues)
+        again = Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed)
+        return bool(why) and again.ask(why, starts.number + 1)
 
 
 def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:

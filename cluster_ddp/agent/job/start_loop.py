@@ -11,7 +11,6 @@ from pathlib import Path
 from cluster_ddp.agent import launch_env, option_types
 from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.job_setup import JobSetup
-from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.job.restart import job_nodes
 from cluster_ddp.agent.job.restart.failures import History, Verdict
 from cluster_ddp.agent.job.restart.job_nodes import LOST
@@ -31,11 +30,10 @@ class Starts:
     def __init__(self, job: JobSetup, noted: Notes, history: History) -> None:
         slurm, stays = slurm_commands.configuration(job.env), job.options.restarts > 0
         least, _ = option_types.node_range(job.options.nodes) if job.options.nodes else (0, 0)
-        has_nodes = stays and not job.options.packed  # the nodes are those of others, too
+        has_nodes = stays and not job.shares_nodes
         nodes = job_nodes.of_job(job.env, job.options.spare_nodes, least) if has_nodes else job_nodes.UNKNOWN
-        self._limits = TaskLimits(job.options, job.env, job.folder) if job.options.packed else None
         self._job, self._slurm, self._history = job, slurm, history
-        is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK) and not job.options.packed
+        is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK) and not job.shares_nodes
         self._began_s = slurm_commands.began_s(job.env) if is_ours else None  # another script may have done more
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
@@ -46,7 +44,7 @@ class Starts:
             stays=stays,
             note_gone=self.recovery.note_gone,
             prepare=prepare,
-            limits=self._limits,
+            look=job.look,
         )
         self.recovery.examine = self._tasks.examine
         self._on, self._is_in_step = srun_step.On(self.recovery.nodes.training), False  # where the next one begins
@@ -126,8 +124,7 @@ class Starts:
         now_s = round(time.time(), 3)
         ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status, time=now_s))
         ended = ended._replace(lost_nodes=self.recovery.lost(self._reports) or ended.lost_nodes)
-        if self._limits is not None:
-            ended = self._limits.judged(ended)
+        ended = self._job.judged(ended)
         job_log.show(ended, self._reports.log_of(ended.first), self._job.env)
         return ended
 
@@ -144,12 +141,12 @@ class Starts:
         follows = Verdict(Then.END)
         if ended.state == "FAILED" and not self._is_over():
             follows = self.recovery.after(ended, self._reports)
-        elif ended.state != "STOPPED" and not self._job.is_left(ended):
+        elif ended.state != "STOPPED" and not self._job.left(ended):
             self._history.end(ended)
         self._left_logs = self._reports.logs_of_gone()
         training = self.recovery.nodes.training
         self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and training == self._on.nodes
         if not self._is_in_step:
             self._tasks.end()
-        self._on = srun_step.On(training, is_beside=not self._job.options.packed)
+        self._on = srun_step.On(training, is_beside=not self._job.shares_nodes)
         return follows

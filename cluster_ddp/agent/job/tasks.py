@@ -13,7 +13,6 @@ from cluster_ddp.agent import channel_server
 from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job import job_log
-from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.job.restart.job_nodes import Ending, Spares, Standby
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.rank_notes import Notes
@@ -54,7 +53,7 @@ class Tasks:
         stays: whether the tasks' agents stay when their commands have ended, for another start.
         note_gone: is called with the spares whose agents are gone, after each event.
         prepare: is called with the nodes that are silent, and may call `stand_by`; None if no start can do without.
-        limits: of a packed task.
+        look: is called with the step's id, what sends it a signal, and its srun; see `JobSetup.look`.
     """
 
     def __init__(
@@ -66,9 +65,9 @@ class Tasks:
         stays: bool = False,
         note_gone: Callable[[Sequence[str]], None] = lambda spares: None,
         prepare: Callable[[Sequence[str]], None] | None = None,
-        limits: TaskLimits | None = None,
+        look: Callable[[str, Callable[[signal.Signals], object], int], float] | None = None,
     ) -> None:
-        self._limits, self._suspensions = limits, processes.Suspensions()
+        self._look, self._suspensions = look, processes.Suspensions()
         self._noted, self.stays, self._note_gone, self._prepare = noted, stays, note_gone, prepare
         self._spares = Spares()
         self._standby: Standby | None = None
@@ -215,8 +214,8 @@ class Tasks:
     def _due(self) -> float:
         """Look after limits and spares, and for silent nodes. Returns the seconds until the next look."""
         look_s = float("inf")
-        if self._limits is not None:
-            look_s = self._limits.look(self._reports.step_id, self._supervisor.received, self._srun)
+        if self._look is not None:
+            look_s = self._look(self._reports.step_id, self._supervisor.received, self._srun)
         if not self.stays:
             return look_s
         self._note_gone(self._spares.lost)

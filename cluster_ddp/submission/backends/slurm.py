@@ -18,7 +18,7 @@ from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import Env, File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission.backends import job_identity, packed_status
+from cluster_ddp.submission.backends import held_status, job_identity
 
 _TIMED_OUT = "timed out"  # "Socket timed out on send/recv operation": a busy controller may have taken the job
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts it as --comment
@@ -81,7 +81,7 @@ class Slurm:
                 id is another job's now.
         """
         self.statuses(label, cluster, folder)  # of an unknown job, scancel says nothing (22.05)
-        if "_" in label and packed_status.place(folder, label)[1]:  # a part of a job: its agent ends it
+        if "_" in label and held_status.place(folder, label)[1]:  # a part of a job: its agent ends it
             (folder / File.CANCEL).touch()
             return
         commands.run(["scancel", *commands.on(cluster), label])
@@ -94,7 +94,7 @@ class Slurm:
             SlurmError: the controller doesn't answer.
         """
         known = job_identity.of(folder, label)
-        place, holder = packed_status.place(folder, label)
+        place, holder = held_status.place(folder, label)
         of_task = holder if "_" in label else ""
         found = job_status.job_statuses(of_task or label, cluster=cluster)
         ours = [one for one in found if known.is_of(one)]
@@ -102,9 +102,9 @@ class Slurm:
             words = f"Slurm no longer knows it: job {label} is another job now, not that of this run directory."
             raise JobNotFoundError(f"The job of {folder}:", words, f"if you mean that one: scontrol show job {label}")
         if of_task:
-            return [packed_status.of_task(place, label, ours[0])]
+            return [held_status.of_task(place, label, ours[0])]
         if holder:
-            return packed_status.of_array(folder, label, ours)
+            return held_status.of_array(folder, label, ours)
         due = due_job(folder, label, ours) if _is_chain(folder, label) else None
         return [due] if due is not None else ours
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.errors import SlurmError, SpecError, counted
 from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import commands, partitions
-from cluster_ddp.submission import grids, packed_jobs
+from cluster_ddp.submission import grids
 from cluster_ddp.submission.backends.slurm import Slurm, ignored_options
 from cluster_ddp.submission.checks import (
     account_limits,
@@ -54,7 +52,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         warnings += command_mistakes.check_program(plan.spec)
         warnings += script_mistakes.check(plan.spec, _folder(plan), on_slurm=on_slurm)
     job_environment.check_packages(plan.spec)
-    cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
+    cluster = _ask_cluster(plan, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
     warnings += [Advice("cluster", text) for text in cluster.warnings]
     warnings += _resumed(plan)
     for name, value in ignored_options(os.environ).items():
@@ -64,7 +62,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     if on_slurm:
         folders = [plan.folder if plan.is_chosen else plan.folder.parent, Path.cwd()]
         warnings += job_warnings.advise(
-            packed_jobs.of(plan.spec), cluster.groups, folders=folders, requeue_default=cluster.requeue_default
+            plan.for_slurm, cluster.groups, folders=folders, requeue_default=cluster.requeue_default
         )
     return warnings
 
@@ -83,7 +81,8 @@ class _Cluster(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
+def _ask_cluster(plan: Plan, must_run: bool) -> _Cluster:
+    spec = plan.for_slurm
     try:
         groups = partitions.read(cluster=_cluster(spec))
         config = commands.run(["scontrol", "show", "config"])
@@ -91,10 +90,10 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
         return _Cluster(warnings=[f"It was not checked whether the cluster can run the job: {error.found}"])
     requeue_default = re.search(r"^JobRequeue\s*= 1\s*$", config, re.MULTILINE) is not None
     try:
-        _check_array_size(packed_jobs.of(spec), config)
+        _check_array_size(spec, config)
         if re.search(r"^AccountingStorageEnforce\s*=.*\blimits\b", config, re.MULTILINE):
             account_limits.check_chain(spec)
-        warnings = _check_cluster(spec, groups)
+        warnings = _check_cluster(plan, groups)
         asked = list(feasibility.asked_partitions(spec, groups))
         warnings += account_limits.check_accounts(spec, asked, cluster=_cluster(spec))
     except SpecError as error:
@@ -104,26 +103,20 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
     return _Cluster(groups, requeue_default, warnings)
 
 
-def _check_cluster(spec: JobSpec, groups: Sequence[partitions.NodeGroup]) -> list[str]:
-    """Compare a job with the cluster. Raises SpecError: no node has as much as the tasks of a pack take together."""
+def _check_cluster(plan: Plan, groups: Sequence[partitions.NodeGroup]) -> list[str]:
+    """Compare a job with the cluster. Raises SpecError: no node has what is asked for."""
+
+    def fits(spec: JobSpec) -> bool:
+        try:
+            feasibility.check(spec, groups)
+        except SpecError:
+            return False
+        return True
+
     try:
-        return feasibility.check(packed_jobs.of(spec), groups)
+        return feasibility.check(plan.for_slurm, groups)
     except SpecError as error:
-        if spec.pack is None:
-            raise
-        asked = f"{counted(spec.pack, 'task')} at a time on one node. {error.asked}"
-        hint = next(_fitting(spec, groups), f"for {counted(spec.pack, 'task')} together: {error.hint}")
-        raise SpecError(asked, error.found, hint).about("pack", *error.fields) from error
-
-
-def _fitting(spec: JobSpec, groups: Sequence[partitions.NodeGroup]) -> Iterator[str]:
-    """What would fit: fewer tasks at a time on a node, or more jobs, which are shorter."""
-    fewer = [{"pack": count} for count in range((spec.pack or 1) - 1, 0, -1)]
-    more = [{"jobs": count} for count in range((spec.jobs or 1) + 1, grids.count(spec.array or "0") + 1)]
-    for change in (*fewer, *more):
-        with contextlib.suppress(SpecError):
-            feasibility.check(packed_jobs.of(dataclasses.replace(spec, **change)), groups)  # type: ignore[arg-type]
-            yield " ".join(f"--{name} {count}" for name, count in change.items())
+        raise plan.explained(error, fits) from error
 
 
 def _check_array_size(spec: JobSpec, config: str) -> None:

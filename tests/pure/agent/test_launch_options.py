@@ -48,7 +48,6 @@ ALL_SET = Options(
     pack=4,
     jobs=2,
     array="0-7,9",
-    packed="12_0",
     signal="USR1@60",
 )
 

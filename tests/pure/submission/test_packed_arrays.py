@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.agent.job.pack import packed_task
 from cluster_ddp.errors import SpecError
-from cluster_ddp.run import journal
+from cluster_ddp.run import journal, turns
 from cluster_ddp.run.names import File, Then
 from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.slurm.partitions import NodeGroup
-from cluster_ddp.submission import packed_jobs
-from cluster_ddp.submission.backends import packed_status
+from cluster_ddp.submission.backends import held_status
 from cluster_ddp.submission.checks import preflight
+from cluster_ddp.submission.pack import jobs
+from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
 PACKED: dict[str, Any] = {"name": "fit", "command": ("x",), "array": "0-99", "pack": 4, "jobs": 5}
@@ -27,17 +27,17 @@ PACKED: dict[str, Any] = {"name": "fit", "command": ("x",), "array": "0-99", "pa
 def test_the_jobs_have_what_their_tasks_need() -> None:
     """A hundred tasks in five jobs are twenty each, five turns of four."""
     spec = JobSpec(**PACKED, gpus_per_node=2, cpus_per_task=3, mem="8G", time="20", launcher="torchrun")
-    found = packed_jobs.of(spec)
+    found = jobs.of(spec)
     assert (found.array, found.gpus_per_node, found.ranks_per_node, found.mem) == ("0-4", 8, 8, "32G")
     assert (found.cpus_per_task, found.nodes, found.time) == (3, 1, "0-01:45:00")
     assert (found.pack, found.jobs) == (None, None)
-    holders = packed_jobs.holders(spec)
+    holders = jobs.holders(spec)
     assert [holders[task] for task in (0, 1, 4, 5, 99)] == [0, 1, 4, 0, 4]
-    unlimited = packed_jobs.of(JobSpec(**PACKED, time="UNLIMITED"))
+    unlimited = jobs.of(JobSpec(**PACKED, time="UNLIMITED"))
     assert (unlimited.time, unlimited.mem) == ("UNLIMITED", None)
     plain = JobSpec(name="fit", command=("x",), array="0-3")
-    assert packed_jobs.of(plain) is plain
-    assert packed_jobs.holders(plain) == {}
+    assert jobs.of(plain) is plain
+    assert jobs.holders(plain) == {}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_more_than_a_node_has_is_refused(fields: dict[str, Any], hint: str) -> N
     node = {"partition": "main", "default": True, "up": True, "usable": True, "nodes": 3, "cpus": 16, "mem_mb": 16000}
     groups = [NodeGroup(**node, time_limit_s=2 * 3600, gpus={"": 4})]
     with pytest.raises(SpecError, match="4 tasks at a time on one node") as caught:
-        preflight._check_cluster(JobSpec(**(PACKED | fields)), groups)
+        preflight._check_cluster(Plan(spec=JobSpec(**(PACKED | fields)), must_run=False), groups)
     assert caught.value.hint == hint
 
 
@@ -107,11 +107,11 @@ def test_the_state_of_a_task(
     reason: str,
 ) -> None:
     if starts:
-        packed_task.begin(tmp_path, "12_7", packed_task.Turn(starts, at_requeue, time.time() - 61), shared=False)
+        turns.begin(tmp_path, "12_7", turns.Turn(starts, at_requeue, time.time() - 61), shared=False)
     if ended is not None:
         then = Then.REQUEUE if ended[1] else Then.END
         journal.append_end(tmp_path, Outcome("12_7", 0, ended[0], 3, then=then), shared=False)
-    found = packed_status.of_task(tmp_path, "12_7", job)
+    found = held_status.of_task(tmp_path, "12_7", job)
     assert (found.state, found.reason, found.array_task) == (state, reason, "7")
     assert found.restarts == max(0, starts - 1)
     if state == "RUNNING":
@@ -120,6 +120,6 @@ def test_the_state_of_a_task(
 
 def test_a_task_that_waits_is_cancelled_at_once(tmp_path: Path) -> None:
     (tmp_path / File.CANCEL).touch()
-    assert packed_status.of_task(tmp_path, "12_7", RUNNING).state == "CANCELLED"
-    packed_task.begin(tmp_path, "12_7", packed_task.Turn(1, 1, time.time()), shared=False)
-    assert packed_status.of_task(tmp_path, "12_7", RUNNING).state == "RUNNING", "until its agent has ended it"
+    assert held_status.of_task(tmp_path, "12_7", RUNNING).state == "CANCELLED"
+    turns.begin(tmp_path, "12_7", turns.Turn(1, 1, time.time()), shared=False)
+    assert held_status.of_task(tmp_path, "12_7", RUNNING).state == "RUNNING", "until its agent has ended it"

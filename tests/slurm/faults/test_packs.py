@@ -12,11 +12,9 @@ import pytest
 from cluster import Cluster, Place, label_of, output
 from slowness import wait_until
 
-from cluster_ddp.agent.job.pack import packed_task
-from cluster_ddp.run import spec_file
+from cluster_ddp.run import journal, spec_file, turns
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission.backends import packed_status
 
 pytestmark = pytest.mark.every_slurm
 
@@ -72,7 +70,7 @@ class Packed:
     @property
     def job(self) -> str:
         """The job that holds the tasks."""
-        return packed_status.holder(spec_file.read(self.folder))
+        return spec_file.holder(spec_file.read(self.folder))
 
     def verb(self, *words: str) -> str:
         done = self.place.slurm.run(sys.executable, "-m", "cluster_ddp", *words, cwd=self.place.folder)
@@ -91,7 +89,11 @@ class Packed:
 
     def wait_for_ends(self, *tasks: int) -> None:
         """Wait until tasks have ended for good. To ask `status` again and again would take the CPUs."""
-        self.wait_for(lambda: all(packed_task.final(self.path(task), self.id(task)) for task in tasks))
+        self.wait_for(lambda: all(map(self.has_ended, tasks)))
+
+    def has_ended(self, task: int) -> bool:
+        ended = journal.last_end(self.path(task), self.id(task))
+        return ended is not None and not ended.starts_again
 
     def said(self) -> str:
         logs = [path.read_text() for path in self.folder.parent.glob("pack-*.log")]
@@ -156,7 +158,7 @@ def test_a_job_whose_agent_is_killed_runs_the_unfinished_tasks_again(slurm: Clus
     commands.run(["scontrol", "requeue", run.job], env=slurm.env)
     run.wait_for_ends(*range(3))
     assert run.end_of_job().state == "COMPLETED"
-    assert [packed_task.last(run.path(task), run.id(task)).starts for task in range(3)] == [1, 2, 2]
+    assert [turns.last(run.path(task), run.id(task)).starts for task in range(3)] == [1, 2, 2]
     assert len({log.read_text().splitlines()[-1] for log in logs}) == 1, "as without a kill"
 
 
@@ -172,7 +174,7 @@ def test_a_job_that_ends_in_the_middle_of_its_tasks_resumes_those(slurm: Cluster
     run.wait_for_ends(*range(3))
     job = run.end_of_job()
     assert (job.state, job.restarts) == ("COMPLETED", 1)
-    assert [packed_task.last(run.path(task), run.id(task)).starts for task in range(3)] == [2, 1, 2]
+    assert [turns.last(run.path(task), run.id(task)).starts for task in range(3)] == [2, 1, 2]
     ends = {log.read_text().splitlines()[-1] for log in logs}
     assert len(ends) == 1, "as without a stop"
     assert "weights" in ends.pop()

@@ -17,16 +17,16 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import array_values, launch_env
 from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
-from cluster_ddp.agent.job.pack import packed_task
-from cluster_ddp.agent.job.pack.packed_task import Turn
+from cluster_ddp.agent.job.pack import packed_job
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import Options, words
 from cluster_ddp.agent.task import signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.errors import counted
-from cluster_ddp.run import journal
+from cluster_ddp.run import journal, spec_file, turns
 from cluster_ddp.run.names import EXIT_STOPPED, RESTART, File, Then
 from cluster_ddp.run.outcome import AGENT_KILLED, Failure, Outcome
+from cluster_ddp.run.turns import Turn
 from cluster_ddp.slurm.variables import Variables
 
 _HELD = (*signals.WARNINGS, signal.SIGTERM, signal.SIGCHLD)
@@ -44,7 +44,7 @@ class Pack:
         self._label, self._requeues = Variables(env).job_label(), Variables(env).requeues()
         self._array, _, number = self._label.partition("_")
         self._numbers = array_values.numbers(options.array)
-        self._tasks = packed_task.share(self._numbers, options.jobs, int(number))
+        self._tasks = array_values.share(self._numbers, options.jobs, int(number))
         self._running: dict[int, int] = {}  # process id of an agent -> number of its task
         self._ends: dict[int, Outcome] = {}  # of tasks that have ended in this start of the job
         self._was_stopped = False
@@ -102,7 +102,7 @@ class Pack:
         return None if ended is None or ended.starts_again else ended
 
     def _is_done(self, task: int) -> bool:
-        return self._final(task) is not None or packed_task.is_elsewhere(self._folder(task))
+        return self._final(task) is not None or _is_elsewhere(self._folder(task))
 
     def _may_start(self) -> bool:
         """Whether a task may start now: the job has as much time left as the task may take.
@@ -118,15 +118,15 @@ class Pack:
 
     def _start(self, task: int) -> None:
         """Start a task's agent, which writes to the task's log; or note that the task was cancelled before."""
-        folder, before = self._folder(task), packed_task.last(self._folder(task), self._name(task))
+        folder, before = self._folder(task), turns.last(self._folder(task), self._name(task))
         if os.path.lexists(folder / File.CANCEL):
             self._note(task, Outcome(self._name(task), before.starts, "CANCELLED", 143))
             return
         turn = Turn(before.starts + 1, self._requeues, time.time())
-        is_noted = packed_task.begin(folder, self._name(task), turn, shared=self._options.share)
+        is_noted = turns.begin(folder, self._name(task), turn, shared=self._options.share)
         starts = before.starts if is_noted else max(before.starts, self._requeues)  # else they would never end
-        env = packed_task.environment(self._env, self._at_a_time, self._numbers, task, starts)
-        command = [*agent(), "job", *words(packed_task.options(self._options, env, self._label))]
+        env = packed_job.environment(self._env, self._at_a_time, self._numbers, task, starts)
+        command = [*agent(), "packed", self._label, *words(packed_job.options(self._options, env))]
         try:
             pid = spawn(command, env, log=folder / File.JOB_LOG, default=_HELD)
         except OSError as error:
@@ -166,11 +166,11 @@ class Pack:
         """Take the end of a task's agent."""
         if code == -signal.SIGTERM and signals.wait([signal.SIGTERM], _TERM_S) is not None:
             self._end()  # Slurm has told all processes of the job
-        turn = packed_task.last(self._folder(task), self._name(task))
+        turn = turns.last(self._folder(task), self._name(task))
         self._was_stopped |= code == EXIT_STOPPED
         ended = journal.last_end(self._folder(task), self._name(task))
         is_final = ended is not None and ended.time >= turn.time and not ended.starts_again
-        if ended is not None and (is_final or packed_task.is_stopped(ended, turn)):
+        if ended is not None and (is_final or turn.is_stopped(ended)):
             self._ends[task] = ended
             return
         # It was killed, or its disk is full. Of one that was killed, the step still runs.
@@ -185,3 +185,13 @@ class Pack:
         for pid in processes.children(os.getpid()):
             if pid not in self._running:
                 signals.send(pid, signal.SIGTERM)
+
+
+def _is_elsewhere(folder: Path) -> bool:
+    """Whether a task's run directory is gone, or has become another job's by `submit --resume`."""
+    try:
+        return "array_task" not in spec_file.raw(folder)
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # it can't be read now
+        return False

@@ -94,7 +94,9 @@ def test_a_job_that_somebody_requeued_runs_and_counts_again(fake_slurm: FakeSlur
     assert begin(run, 2) == (0, "")
     assert [(one.number, one.requeue) for one in chain.links(run, "12")] == [(0, 0), (1, 1), (1, 2), (2, 3)]
     env = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "15", "SLURM_ARRAY_TASK_MAX": "20"}
+    env["SLURM_RESTART_COUNT"] = "1"
     of_job = {"CLUSTER_DDP_CHAIN": "12", "SLURM_JOB_ID": "15", "SLURM_RESTART_COUNT": "3"}
+    of_job["CLUSTER_DDP_SLURM_RESTARTS"] = "1"
     assert chain.in_chain(run, env) == of_job
     assert chain.in_chain(run / "unknown", env) == of_job | {"SLURM_RESTART_COUNT": "2"}
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent.job.pack import pack, packed_task
+from cluster_ddp.agent import array_values
+from cluster_ddp.agent.job.pack import pack, packed_job
 from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.run import journal
+from cluster_ddp.run import journal, turns
 from cluster_ddp.run.names import Env, Then
 from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm import environment, port, variables
@@ -28,31 +29,31 @@ OF_JOB = {
 
 
 def test_each_task_is_held_by_one_job() -> None:
-    shares = [packed_task.share([0, 3, 4, 7, 8, 9, 12], 3, job) for job in range(3)]
+    shares = [array_values.share([0, 3, 4, 7, 8, 9, 12], 3, job) for job in range(3)]
     assert shares == [[0, 7, 12], [3, 8], [4, 9]]
 
 
 def test_the_job_looks_like_the_tasks_own() -> None:
-    env = packed_task.environment(OF_JOB, 4, [0, 3, 70], 70, restarts=1)
+    env = packed_job.environment(OF_JOB, 4, [0, 3, 70], 70, restarts=1)
     assert variables.Variables(env).job_label() == "2_70"
-    changed = {name: value for name, value in env.items() if OF_JOB[name] != value}
+    changed = {name: value for name, value in env.items() if OF_JOB.get(name) != value}
     assert changed == {
         **{"SLURM_ARRAY_TASK_ID": "70", "SLURM_ARRAY_TASK_MAX": "70", "SLURM_RESTART_COUNT": "1"},
         **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), "2"),
         **{"SLURM_CPUS_ON_NODE": "6", "SLURM_JOB_CPUS_PER_NODE": "6", "SLURM_GPUS_ON_NODE": "2"},
-        "SLURM_MEM_PER_NODE": "1000",
+        **{"SLURM_MEM_PER_NODE": "1000", Env.SLURM_RESTARTS: "5", Env.PLACE_IN_JOB: "71"},
     }
     asked = Options(command=("x",), pack=4, jobs=3, array="0,3,70", cleanup="rm x", srun_options=("--cpu-bind=none",))
-    own = packed_task.options(asked, env, "2_1")
+    own = packed_job.options(asked, env)
     assert own.srun_options == ("--exact", "--nodes=1", "--gres=gpu:2", "--mem=1000M", "--cpu-bind=none")
-    assert (own.pack, own.packed, own.cleanup) == (None, "2_1", None)
+    assert (own.pack, own.cleanup) == (None, None)
 
 
 def test_tasks_of_a_job_do_not_share_ports() -> None:
     """Their ranks find the other candidates by the same numbers."""
     found = set[int]()
     for task in range(200):
-        env = {**OF_JOB, "SLURM_ARRAY_TASK_ID": str(task), Env.PACKED: "2_1"}
+        env = {**OF_JOB, **packed_job.environment(OF_JOB, 1, range(200), task, restarts=0)}
         candidates = port.candidates(4, variables.place_in_job(env))
         rank = {**env, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_ID": "3"}
         rank |= {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NODELIST": "node1", "MASTER_PORT": str(candidates[0])}
@@ -72,19 +73,19 @@ def test_tasks_of_a_job_do_not_share_ports() -> None:
     ],
 )
 def test_what_a_requeue_runs_again(tmp_path: Path, state: str, then: str, is_final: bool, is_stopped: bool) -> None:
-    packed_task.begin(tmp_path, "2_7", turn := packed_task.Turn(2, 1, time.time()), shared=False)
-    assert packed_task.last(tmp_path, "2_7")._replace(time=turn.time) == turn
-    assert packed_task.final(tmp_path, "2_7") is None
+    turns.begin(tmp_path, "2_7", turn := turns.Turn(2, 1, time.time()), shared=False)
+    assert turns.last(tmp_path, "2_7")._replace(time=turn.time) == turn
     journal.append_end(tmp_path, Outcome("2_7", 0, state, 0, then=then), shared=False)
-    assert (packed_task.final(tmp_path, "2_7") is not None) == is_final
-    noted, turn = journal.last_end(tmp_path, "2_7"), packed_task.last(tmp_path, "2_7")
-    assert packed_task.is_stopped(noted, turn) == is_stopped
-    assert packed_task.final(tmp_path, "2_8") is None, "another's"
-    assert packed_task.is_elsewhere(tmp_path), "no spec.json"
+    noted = journal.last_end(tmp_path, "2_7")
+    assert noted is not None
+    assert noted.starts_again == (not is_final)
+    assert turns.last(tmp_path, "2_7").is_stopped(noted) == is_stopped
+    assert journal.last_end(tmp_path, "2_8") is None, "another's"
+    assert pack._is_elsewhere(tmp_path), "no spec.json"
     (tmp_path / "spec.json").write_text('{"array_task": 7}')
-    assert not packed_task.is_elsewhere(tmp_path)
+    assert not pack._is_elsewhere(tmp_path)
     (tmp_path / "spec.json").write_text("{}")
-    assert packed_task.is_elsewhere(tmp_path), "resumed as another job"
+    assert pack._is_elsewhere(tmp_path), "resumed as another job"
 
 
 def test_a_limit_counts_from_the_first_rank_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,9 +264,20 @@ def test_a_start_that_is_over_asks_for_nothing(
         assert (done.status, job.told()) == (-signal.SIGKILL, ["requeue 71", *([WISH] if leave else [])])
 
 
-@pytest.mark.parametrize(("env", "over"), [({"CLUSTER_DDP_CHAIN": "70"}, ""), ({"ENVIRONMENT": ""}, ""), (ARRAY, "")])
+COUNTED = {"SLURM_RESTART_COUNT": "7", "CLUSTER_DDP_SLURM_RESTARTS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("env", "over"),
+    [
+        (COUNTED, ""),
+        ({**COUNTED, "CLUSTER_DDP_SLURM_RESTARTS": "1"}, "Restarts=2"),
+        ({"ENVIRONMENT": ""}, ""),
+        (ARRAY, ""),
+    ],
+)
 def test_what_a_start_is_known_by(job: Job, env: Mapping[str, str], over: str) -> None:
-    """Of a chain, Slurm counts the requeues of one task alone. A shell of salloc has no batch host."""
+    """In a chain, Slurm counts the requeues of one task alone. A shell of salloc has no batch host."""
     host = "login" if "ENVIRONMENT" in env else "node1"
     (job.folder / "instead").write_text(INSTEAD.format("RUNNING", 2, host))
     answer = slurm_commands.instead_of("71", {**job.env(), **OURS, **env})

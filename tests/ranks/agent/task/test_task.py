@@ -137,7 +137,9 @@ def test_without_srun_it_says_what_is_missing() -> None:
 def test_what_it_is_to_do_must_be_known(words: tuple[str, ...]) -> None:
     agent = [sys.executable, "-m", "cluster_ddp.agent"]
     done = subprocess.run([*agent, *words], env=PLACE, capture_output=True, text=True)
-    assert done.returncode == 2 and "not one of job, chain, task" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2 and "not one of job, packed, chain, task" in done.stderr and "Traceback" not in done.stderr
+    )
 
 
 def test_env_without_a_program_prints_the_environment() -> None:

@@ -1,4 +1,4 @@
-"""The status of a packed task. Slurm knows the job that holds it; the task's run directory says the rest."""
+"""The status of a task that another job holds. Slurm knows that job; the task's run directory says the rest."""
 
 from __future__ import annotations
 
@@ -7,37 +7,29 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from cluster_ddp.agent.job.pack import packed_task
-from cluster_ddp.run import journal, places, spec_file
+from cluster_ddp.run import journal, places, spec_file, turns
 from cluster_ddp.run.names import File
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.validation import slurms_time
 
 
-def holder(record: Mapping[str, Any]) -> str:
-    """Return the label of the job that holds the task of a record (`spec_file.read`); empty if none does."""
-    number = str(record.get("packed", "")).rpartition("_")[2]
-    return f"{record['job'].partition('_')[0]}_{number}" if number.isdecimal() and record["job"] else ""
-
-
 def place(folder: Path, label: str) -> tuple[Path, str]:
-    """Return where the files of a packed task are, and the label of the job that holds it.
+    """Return where the files of a task are, and the label of the job that holds it.
 
     Args:
         folder: its run directory. If it was resumed since, its files are in a folder there.
         label: the task's label; or that of its array, for any of its tasks.
 
     Returns:
-        `folder` and "" if it is no packed task.
+        `folder` and "" if no other job holds it.
     """
     found = spec_file.of_job(folder, label)
-    return (folder, "") if found is None else (found[0], holder(found[1]))
+    return (folder, "") if found is None else (found[0], spec_file.holder(found[1]))
 
 
 def of_array(folder: Path, label: str, jobs: Sequence[JobStatus]) -> list[JobStatus]:
-    """Return the status of each task of a packed array, in the order of their numbers.
+    """Return the status of each task of an array, in the order of their numbers.
 
     Args:
         folder: the run directory of one.
@@ -65,14 +57,14 @@ def of_task(place: Path, label: str, job: JobStatus) -> JobStatus:
         label: its own.
         job: the status of the job that holds it.
     """
-    turn, ended = packed_task.last(place, label), journal.last_end(place, label)
+    turn, ended = turns.last(place, label), journal.last_end(place, label)
     known = {"array_task": label.partition("_")[2], "restarts": max(0, turn.starts - 1), "elapsed": ""}
     task = dataclasses.replace(job, exit_code=0, signal=0, reason="None", **known)  # type: ignore[arg-type]
     if ended is not None and not ended.starts_again:
         state = "FAILED" if ended.state == "STOPPED" else ended.state
         took_s = ended.time - turn.time if turn.starts else 0.0
         return dataclasses.replace(task, state=state, exit_code=ended.status, elapsed=_elapsed(took_s))
-    has_begun = turn.starts > 0 and turn.requeues == job.restarts and not packed_task.is_stopped(ended, turn)
+    has_begun = turn.starts > 0 and turn.requeues == job.restarts and not turn.is_stopped(ended)
     if os.path.lexists(place / File.CANCEL) and not (has_begun and not job.ended):
         return dataclasses.replace(task, state="CANCELLED", exit_code=143)
     if job.ended or job.state == "PENDING":
