@@ -9,6 +9,7 @@ places     where run directories are, what they are called, the links runs/NAME-
 spec_file  what was submitted: spec.json
 job_file   which job has a run directory: job.json
 outcome    how a start of the ranks ended, and what failed first
+start      one start of the ranks: how it began, how it ended, what followed
 turns      the starts of a job that another job holds, in its journal
 journal    what the run's jobs had, how each start of their ranks ended, and what followed: job.jsonl
 fence      takes a run directory away from an older start of the job

@@ -2,7 +2,8 @@
 
 The job's agent alone writes it, one line for each event; all jobs of the run add to it, and it is never cut back.
 
-{"event": "start", "time": 1764000000.0, "job": "12", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 8}
+{"event": "start", "time": 1764000000.0, "job": "12", "requeue": 0, "start": 0, "id": 1764000000000, "nodes": 3,
+ "training": 2, "gpus": 8, "since": 1763999998.0}
 {"event": "nodes", "time": 1764000500.0, "job": "12", "nodes": 2}
 {"event": "end", "time": 1764000900.0, "job": "12", "start": 0, "state": "FAILED", "status": 137, "then": "restart",
  "first": {"rank": 1, "host": "node2", "status": 137, "words": "killed by SIGKILL"}, "lost_nodes": [],
@@ -16,23 +17,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster_ddp.run import outcome
-from cluster_ddp.run.files import append_record, each_json_line, number
-from cluster_ddp.run.names import File, Then
+from cluster_ddp.run.files import append_record, each_json_line, is_count, number
+from cluster_ddp.run.names import File
 from cluster_ddp.run.outcome import Outcome
-
-NO_CHECKPOINT = "none"
-
-_THEN = {Then.RESTART: "Restarted in the allocation", Then.REQUEUE: "Requeued"}
+from cluster_ddp.run.start import Failed, Start
 
 
 class Event:
     """Values of `event`."""
 
     START = "start"
-    """Ranks start: the `nodes` of the job, how many of them train (`training`), the GPUs of each (`gpus`)."""
+    """Ranks start (`Start`): the job has `nodes` since then, or `since` earlier."""
     LINK = "link"
     """A task of a chain begins (`agent.job.chain.Link`)."""
     TURN = "turn"
@@ -41,55 +39,10 @@ class Event:
     """The job has so many `nodes` from now on."""
     END = "end"
     """A start has ended: how, and what followed (`Outcome`). If restarts were asked for and it failed, also `failed`:
-    what they are decided by (`Failed`)."""
-    REFUSED = "refused"
-    """The job was to start again, but does not: Slurm has refused that."""
+    what they are decided by (`Failed`). A second one of a start replaces the first: Slurm has refused what was to
+    follow."""
     OVER = "over"
     """The job has nothing from now on."""
-
-
-class Failed(NamedTuple):
-    """How one start of the ranks failed, and what followed."""
-
-    time: float
-    """When, in seconds of UNIX time."""
-    start: int
-    """Number of starts before it, in this job: restarts and requeues."""
-    node: str
-    """Where it failed first; empty if unknown."""
-    rank: int | None
-    """Which rank failed first; None if it was the parent of several, or a whole node."""
-    words: str
-    """Why, in one line; empty if only the status is known."""
-    step: int | None = None
-    """Step of the training at which an exception was raised; None if unknown."""
-    checkpoint: str = NO_CHECKPOINT
-    """Name of the newest checkpoint; "none" without one; empty if unknown, as without a run directory."""
-    on_all_ranks: bool = False
-    """Whether all ranks failed with these words."""
-    lost_s: float | None = None
-    """Seconds of the training that have to be done again: since the newest checkpoint, or the start."""
-    then: str = Then.END
-    """What followed: one of `Then`."""
-    without: tuple[str, ...] = ()
-    """Nodes that were left out from then on."""
-    suspended: bool = False
-    """Whether the job had been suspended just before, for minutes: ranks that wait for each other then time out."""
-
-    @property
-    def when(self) -> str:
-        """When, in the local time of this machine."""
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
-
-    @property
-    def text(self) -> str:
-        """What failed and what followed, in words."""
-        where = f" on {self.node}" if self.node else ""
-        who = self.node or "Unknown rank" if self.rank is None else f"Rank {self.rank}{where}"
-        then = _THEN.get(self.then, "The job ended")
-        without = f", without {', '.join(self.without)}" if self.without else ""
-        lost = "" if self.lost_s is None else f" Lost: {self.lost_s:.0f} s."
-        return f"{who}: {self.words.rstrip('.') or 'no reason is known'}. {then}{without}.{lost}"
 
 
 def append(run_dir: Path, event: str, *, shared: bool, **values: Any) -> bool:
@@ -128,38 +81,81 @@ def append_end(
     return append(run_dir, Event.END, shared=shared, **values)
 
 
+def starts(run_dir: Path) -> list[Start]:
+    """Return the starts of the run's jobs, in this order. Damaged events are left out."""
+    found: list[Start] = []
+    last: dict[tuple[str, int], int] = {}  # job, number -> where it is, of those since one began anew
+    for one in events(run_dir):
+        event, job = one.get("event"), str(one.get("job"))
+        if event == Event.START:
+            found.append(_begun(job, one))
+            last = {} if found[-1].number == 0 else last
+            last[job, found[-1].number] = len(found) - 1
+        elif event == Event.END and (ended := outcome.of_record(one)) is not None:
+            if (ended.job, ended.start) not in last:  # its beginning could not be noted: the disk was full
+                found.append(Start(ended.job, ended.start))
+            at = last.setdefault((ended.job, ended.start), len(found) - 1)
+            found[at] = _ended(found[at], ended, one)
+        elif found and found[-1].job == job and event == Event.NODES and is_count(one.get("nodes")):
+            found[-1] = found[-1]._replace(nodes=(*found[-1].nodes, (one["time"], one["nodes"])))
+        elif found and found[-1].job == job and event == Event.OVER:
+            saved = found[-1].saved if found[-1].saved is not None else number(one.get("saved")) or 0.0
+            found[-1] = found[-1]._replace(over=one["time"], saved=saved)
+    return found
+
+
 def last_end(run_dir: Path, job: str = "") -> Outcome | None:
     """Return how the last start of a job that has ended did; of any, without a job. None if none is known."""
-    last: Outcome | None = None
-    for one in events(run_dir):
-        if one.get("event") == Event.END and job in ("", one.get("job")):
-            last = outcome.of_record(one) or last
-        elif one.get("event") == Event.REFUSED and last is not None and last.job == one.get("job"):
-            last = last._replace(then=Then.END)
-    return last
+    ends = [one.end for one in starts(run_dir) if one.end is not None and job in ("", one.job)]
+    return ends[-1] if ends else None
 
 
 def failures(run_dir: Path, job: str | None = None) -> list[Failed]:
     """Return the failures of the run's last job; none if that is not `job`. A job that begins anew has none before."""
-    last: object = None
-    found: list[Failed] = []
-    for one in events(run_dir):
-        if one.get("job") != last or (one.get("event") == Event.START and one.get("start") == 0):
-            last, found = one.get("job"), []
-        if one.get("event") == Event.END and isinstance(failed := one.get("failed"), dict):
-            found.append(_failed(one, failed))
-        elif one.get("event") == Event.REFUSED and found:
-            found[-1] = found[-1]._replace(then=Then.END)
-    return found if job in (None, last) else []
+    last: list[Start] = []
+    for one in starts(run_dir):
+        if one.number == 0 or (last and last[-1].job != one.job):
+            last = []
+        last.append(one)
+    if job is not None and (not last or last[-1].job != job):
+        return []
+    return [one.failed for one in last if one.failed is not None]
 
 
-def _failed(end: Mapping[str, Any], record: Mapping[str, Any]) -> Failed:
+def _begun(job: str, record: Mapping[str, Any]) -> Start:
+    nodes, training, gpus = (
+        value if is_count(value := record.get(name)) else None for name in ("nodes", "training", "gpus")
+    )
+    since = number(record.get("since")) or record["time"]
+    return Start(
+        job=job,
+        number=_whole(record.get("start")) or 0,
+        id=_whole(record.get("id")),
+        requeue=_whole(record.get("requeue")),
+        nodes=() if nodes is None or training is None else ((since, nodes),),
+        training=training or 0,
+        gpus=gpus,
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _ended(start: Start, ended: Outcome, record: Mapping[str, Any]) -> Start:
+    failed = start.failed and start.failed._replace(then=ended.then)
+    if isinstance(record.get("failed"), dict):
+        failed = _failed(ended, record["failed"])
+    return start._replace(end=ended, failed=failed, saved=number(record.get("saved")) or 0.0)
+
+
+def _failed(ended: Outcome, record: Mapping[str, Any]) -> Failed:
     """What a line says, whatever is wrong in it."""
-    rank, step, lost_s, start = record.get("rank"), record.get("step"), number(record.get("lost_s")), end.get("start")
+    rank, step, lost_s = record.get("rank"), record.get("step"), number(record.get("lost_s"))
     without = record.get("without")
     return Failed(
-        time=end["time"],
-        start=start if type(start) is int else 0,
+        time=ended.time,
+        start=ended.start,
         node=_text(record, "node"),
         rank=rank if type(rank) is int else None,
         words=_text(record, "words"),
@@ -167,7 +163,7 @@ def _failed(end: Mapping[str, Any], record: Mapping[str, Any]) -> Failed:
         checkpoint=_text(record, "checkpoint"),
         on_all_ranks=record.get("on_all_ranks") is True,
         lost_s=None if lost_s is None or lost_s < 0 else float(lost_s),
-        then=_text(end, "then"),
+        then=ended.then,
         without=tuple(one for one in without if isinstance(one, str) and one) if isinstance(without, list) else (),
         suspended=record.get("suspended") is True,
     )

@@ -51,6 +51,8 @@ class Env:
     """1: the group may read the run directory (`--share`)."""
     START: Final = "CLUSTER_DDP_START"
     """Number of starts of the job's ranks before this one: restarts in the allocation and requeues. 0 at first."""
+    START_ID: Final = "CLUSTER_DDP_START_ID"
+    """Which start of its ranks this is, of all in the run directory: a number that no other start has."""
     CHAIN: Final = "CLUSTER_DDP_CHAIN"
     """In a chain of jobs (`--chain`): the id of its array. For the run directory, they are one job of this id."""
     HANG_RESTART_S: Final = "CLUSTER_DDP_HANG_RESTART_S"
@@ -74,8 +76,8 @@ class Env:
 OF_A_JOB: Final = frozenset(
     [
         *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.STACKS, Env.AGENT, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE),
-        *(Env.LOCAL_JOB_ID, Env.START, Env.CHAIN, Env.PLACE_IN_JOB, Env.SLURM_RESTARTS, Env.HANG_RESTART_S),
-        *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACK, Env.COPY),
+        *(Env.LOCAL_JOB_ID, Env.START, Env.START_ID, Env.CHAIN, Env.PLACE_IN_JOB, Env.SLURM_RESTARTS),
+        *(Env.HANG_RESTART_S, Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACK, Env.COPY),
     ]
 )
 """Variables that a job sets for its ranks. A job that is submitted or started in one of them takes none of these."""

@@ -163,6 +163,7 @@ def _job(v: Variables) -> Fields:
         "array_job_id": v.integer(*variables.ARRAY_JOB_ID),
         "array_task_id": v.integer(*variables.ARRAY_TASK_ID),
         "restart_count": v.integer(*variables.RESTART_COUNT) or 0,
+        "start_id": v.integer(Env.START_ID),
         "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
         "end_time": v.integer(*variables.END_TIME),
     }

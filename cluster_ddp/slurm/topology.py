@@ -65,6 +65,8 @@ class Topology:
     agent_restarts: int = 0
     """Number of failures that torchrun's agent of this node has counted: those of its own workers only, though all
     agents start theirs again. So it differs between nodes."""
+    start_id: int | None = None
+    """Which start of ranks this is, of all in its run directory; None if our agent has not started them."""
     cpus_per_task: int | None = None
     """CPUs requested for each rank; None if unknown."""
     gpus_on_node: int | None = None

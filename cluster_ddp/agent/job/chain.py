@@ -50,19 +50,17 @@ def links(folder: Path, array: str) -> list[Link]:
     """Return the tasks of a chain that have begun, in this order."""
     found: list[Link] = []
     for one in journal.events(folder):
-        event = one.get("event")
-        if one.get("job") != array:
-            continue
-        if event == Event.LINK and type(one.get("number")) is type(one.get("requeue")) is int:
+        is_link = one.get("event") == Event.LINK and one.get("job") == array
+        if is_link and type(one.get("number")) is type(one.get("requeue")) is int:
             before = found if one["requeue"] else []
             told = (str(one.get("slurm_job")), str(one.get("checkpoint")))
             found = [*before, Link(one["number"], one["requeue"], *told)]
-        elif found and event == Event.START:
-            found[-1] = found[-1]._replace(trains=True, then=None)
-        elif found and event == Event.END:
-            found[-1] = found[-1]._replace(then=str(one.get("then")))
-        elif found and event == Event.REFUSED:
-            found[-1] = found[-1]._replace(then=Then.END)
+    for start in journal.starts(folder):
+        then = None if start.end is None else start.end.then
+        found = [
+            one._replace(trains=True, then=then) if (array, one.requeue) == (start.job, start.requeue) else one
+            for one in found
+        ]
     return found
 
 

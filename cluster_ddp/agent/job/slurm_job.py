@@ -83,7 +83,7 @@ class SlurmJob(JobSetup):
             history.end(ended._replace(then=Then.REQUEUE if why else Then.END))
         again = self.start_again(why, starts)
         if not again and (why or starts.follows.then == Then.REQUEUE):
-            history.refused()
+            history.end(ended._replace(then=Then.END))
         return again
 
     def start_again(self, why: str, starts: Starts) -> bool:

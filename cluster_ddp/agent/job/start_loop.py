@@ -72,8 +72,9 @@ class Starts:
         job, on, launcher = self._job, self._on, self._job.options.launcher
         size = on.of(job.size)
         self._reports = TaskReports(launcher, size.world_size, job.folder, tasks=size.tasks(launcher))
-        job.env |= self._of_start(on, self.number)
-        self._note_start(size.nodes)
+        name = round(time.time() * 1000)
+        job.env |= {**self._of_start(on, self.number), Env.START_ID: str(name)}
+        self._note_start(name, size.nodes)
         if self._is_in_step:
             self._tasks.again(self._reports, job.env)
             return
@@ -85,12 +86,12 @@ class Starts:
             self._tasks.start(*self._step(on, job.env), self._reports, job.early)
         job.early.clear()
 
-    def _note_start(self, training: int) -> None:
-        """Note what the job has now, and how many of its nodes train."""
-        job, began_s = self._job, self._began_s or time.time()
+    def _note_start(self, name: int, training: int) -> None:
+        """Note what the job has, and how many of its nodes train: now, or for the first time since Slurm's start."""
+        job = self._job
         nodes = len(self.recovery.nodes.allocated) or job.size.nodes + job.options.spare_nodes
-        has = {"nodes": nodes, "training": training, "gpus": job.size.gpus_per_node, "time": began_s}
-        self._history.begin(self.number, requeue=job.requeues, **has)
+        has = {"nodes": nodes, "training": training, "gpus": job.size.gpus_per_node, "since": self._began_s}
+        self._history.begin(self.number, name, requeue=job.requeues, **has)
         self._began_s = None
 
     def _prepare(self, silent: Sequence[str]) -> None:

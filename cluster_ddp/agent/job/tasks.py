@@ -141,7 +141,7 @@ class Tasks:
         self._tell_again(env)
 
     def _tell_again(self, env: Mapping[str, str], log_dir: str = "") -> None:
-        of_start = {name: env[name] for name in (Env.START, "MASTER_ADDR", "MASTER_PORT")}
+        of_start = {name: env[name] for name in (Env.START, Env.START_ID, "MASTER_ADDR", "MASTER_PORT")}
         self._tell("again", env=of_start, log_dir=log_dir)
 
     def wait(self) -> int:

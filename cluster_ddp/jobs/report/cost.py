@@ -21,7 +21,7 @@ from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.jobs.status import RunStatus, statuses_of
-from cluster_ddp.run import places
+from cluster_ddp.run import journal, places
 
 _J_PER_KWH = 3.6e6
 _NODES = 16  # of more, each one's energy is not said
@@ -106,7 +106,7 @@ def read(status: RunStatus) -> Cost:
 def of(status: RunStatus, training: Training, nodes: Sequence[NodeUse]) -> Cost:
     """Return what a run has cost, whose training and use of nodes are read already."""
     by_node = {node.node: node.energy_j / _J_PER_KWH for node in nodes if node.energy_j is not None}
-    training_nodes = lost_gpu_hours.training_nodes(status.run_dir or Path())
+    training_nodes = {one.id: one.training for one in journal.starts(status.run_dir or Path())}
     sampled = Counter(start for node in nodes for start in node.starts if node.node in by_node)
     is_whole = len(by_node) == len(nodes) and all(sampled[one] >= training_nodes.get(one, 0) for one in sampled)
     kwh = sum(by_node.values()) if by_node and is_whole else None

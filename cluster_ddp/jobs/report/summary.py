@@ -20,7 +20,7 @@ from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.run import journal, spec_file
 from cluster_ddp.run.files import is_count
-from cluster_ddp.run.journal import Failed
+from cluster_ddp.run.start import Failed
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.validation import mebibytes, seconds
 

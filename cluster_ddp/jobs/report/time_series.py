@@ -15,8 +15,8 @@ from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.training_stats import Start
 from cluster_ddp.run.files import each_json_line, number
-from cluster_ddp.run.journal import Failed
 from cluster_ddp.run.names import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
+from cluster_ddp.run.start import Failed
 
 POINTS = 1000
 """A curve with more points is thinned: of each stretch, its least and its greatest value stay."""

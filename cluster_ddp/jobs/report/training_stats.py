@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ class Start:
     """Why the start before ended; None for the first."""
     lost_s: float | None
     """Seconds of training that are done again; None if unknown."""
+    id: int | None = None
+    """What the job's agent calls the start of the ranks (`run.start.Start.id`); None if it has not started them."""
+    has_saved: bool = False
+    """Whether it noted at its end that a checkpoint has all that was done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +94,7 @@ def read(run_dir: Path) -> Training:
         slowest_rank=statistics.mode(slowest) if slowest else None,
         waiting_for_data=_waiting(waiting, steps),
         progress=next((one["progress"] for one in reversed(steps) if _positive(one, "progress")), None),
-        starts=[_start(one) for one in json_lines(run_dir / File.STARTS) if _is_start(one)],
+        starts=_starts(run_dir),
         results=results,
     )
 
@@ -121,8 +125,18 @@ def _is_start(record: Mapping[str, Any]) -> bool:
     return record.get("kind") == "start" and is_whole and _positive(record, "time")
 
 
+def _starts(run_dir: Path) -> list[Start]:
+    found: list[Start] = []
+    for one in json_lines(run_dir / File.STARTS):
+        if _is_start(one):
+            found.append(_start(one))
+        elif found and one.get("kind") == "end" and one.get("saved"):
+            found[-1] = replace(found[-1], has_saved=True)
+    return found
+
+
 def _start(record: Mapping[str, Any]) -> Start:
-    cause, lost_s = record.get("cause"), number(record.get("lost_s"))
+    cause, lost_s, start_id = record.get("cause"), number(record.get("lost_s")), record.get("start_id")
     return Start(
         time=float(record["time"]),
         restart=record["restart"],
@@ -130,6 +144,7 @@ def _start(record: Mapping[str, Any]) -> Start:
         ranks=record["ranks"],
         cause=cause if isinstance(cause, str) else None,
         lost_s=None if lost_s is None else float(lost_s),
+        id=start_id if type(start_id) is int else None,
     )
 
 

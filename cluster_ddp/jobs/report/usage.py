@@ -15,9 +15,6 @@ _TAIL_BYTES, _MOST_BYTES = 8 * 1024, 64 * _MIB  # several records; those of days
 _STALE_S = 60.0
 _MOST = 1e18
 
-StartOf = tuple[str, float | None]
-"""A start: the job, and the number of starts before."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuUse:
@@ -69,8 +66,8 @@ class NodeUse:
     """Its name."""
     seconds: float
     """How long it was sampled."""
-    starts: frozenset[StartOf]
-    """The starts in which it was sampled."""
+    starts: frozenset[int]
+    """The ids of the starts in which it was sampled."""
     cpus: int
     """Number of CPUs of the job on it."""
     cpu: float
@@ -147,7 +144,7 @@ def _node(name: str, samples: Sequence[Mapping[str, Any]]) -> NodeUse:
     return NodeUse(
         node=name,
         seconds=sum(seconds for seconds, _ in timed),
-        starts=frozenset((str(sample.get("job")), number(sample.get("restart"))) for sample in samples),
+        starts=frozenset(sample["start_id"] for sample in samples if type(sample.get("start_id")) is int),
         cpus=max(int(sample["cpus"]) for sample in samples),
         cpu=_mean("cpu", timed) or 0.0,
         memory=_most("memory", timed),

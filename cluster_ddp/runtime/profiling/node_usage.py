@@ -56,7 +56,8 @@ class Sampler:
     def __init__(self, run_dir: Path, topology: Topology, env: Mapping[str, str]) -> None:
         self._path = run_dir / File.USAGE.format(topology.node_rank or 0)
         self._node = node_name(env)
-        self._cpus, self._restart, self._job = _cpus(env), topology.restart_count, topology.job_label
+        self._cpus = _cpus(env)
+        self._start = {"restart": topology.restart_count, "job": topology.job_label, "start_id": topology.start_id}
         self._env = env
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
@@ -105,8 +106,7 @@ class Sampler:
             "time": round(time.time(), 1),
             "seconds": round(seconds, 3),
             "node": self._node,
-            "restart": self._restart,
-            "job": self._job,
+            **self._start,
             "cpus": self._cpus,
             "cpu": round(min(1.0, used_s / seconds / self._cpus), 4),
             **({"memory": max(memory)} if any(memory) else {}),

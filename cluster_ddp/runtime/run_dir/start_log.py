@@ -54,6 +54,7 @@ def note_start(
     if topology.restart_count and before and before[-1].get("state") == "COMPLETED":
         del before[-1]  # started again all the same: after its end it failed, such as to write what was left
     record: dict[str, Any] = {"restart": topology.restart_count, "job": topology.job_label or "", "step": step}
+    record |= {} if topology.start_id is None else {"start_id": topology.start_id}
     record |= {} if key is None else {"run": key}
     record |= {"ranks": topology.world_size, "nodes": topology.num_nodes, "master_addr": topology.master_addr}
     if before:

@@ -84,7 +84,8 @@ def test_the_last_figures_are_shown(capsys, fake_slurm: FakeSlurm) -> None:
 
 def test_restarts_in_the_allocation_and_requeues_are_counted_apart(capsys, fake_slurm: FakeSlurm) -> None:
     then = ["restart", "requeue", "restart", "restart", "end", None, ["restart"]]
-    lines = [json.dumps({"event": "end", "time": at, "then": one, "failed": {}}) for at, one in enumerate(then)]
+    end = {"event": "end", "job": "12", "state": "FAILED", "status": 1, "failed": {}}
+    lines = [json.dumps({**end, "time": at, "start": at, "then": one}) for at, one in enumerate(then)]
     (submit() / "job.jsonl").write_text("\n".join([*lines, '{"event": "end", "then": "restart"}', '{"time": 9, "th']))
     slurm_says(fake_slurm, record(12, restarts=1))
     assert rows(capsys)[0][4:6] == ["3", "1"]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.run import journal
-from cluster_ddp.run.journal import Event
 from cluster_ddp.run.names import Then
 from cluster_ddp.run.outcome import Failure, Outcome
 
@@ -63,9 +62,9 @@ def test_the_end_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_requeue_that_slurm_refused_is_the_end_after_all(tmp_path: Path) -> None:
     stopped = Outcome("12", 0, "STOPPED", 75, then=Then.REQUEUE, time=1.7e9)
     journal.append_end(tmp_path, stopped, shared=False)
-    journal.append(tmp_path, Event.REFUSED, shared=False, job="11")
+    journal.append_end(tmp_path, stopped._replace(job="11", then=Then.END), shared=False)
     assert journal.last_end(tmp_path, "12") == stopped
-    journal.append(tmp_path, Event.REFUSED, shared=False, job="12")
+    journal.append_end(tmp_path, stopped._replace(then=Then.END), shared=False)
     assert journal.last_end(tmp_path, "12") == stopped._replace(then=Then.END)
 
 

@@ -33,10 +33,11 @@ FIRST = {"rank": 0, "host": "n1", "status": 1, "words": "E"}
 ENDED = {"event": "end", "job": "13", "start": 0, "state": "FAILED", "status": 1, "first": FIRST, "lost_nodes": ["n2"]}
 WHY = {"node": "n1", "rank": 0, "words": "E", "lost_s": 3.0, "without": ["n1"]}
 FAILED = {**ENDED, "time": BEGAN_S + 9.0, "then": "restart", "failed": WHY}
+NODES = {"nodes": 3, "training": 2, "gpus": 2}
 HAD = [
-    {"event": "start", "time": BEGAN_S, "job": "13", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 2},
-    {"event": "end", "time": BEGAN_S + 9, "state": "FAILED", "saved": None},
-    {"event": "nodes", "time": BEGAN_S + 9, "nodes": 2},
+    {"event": "start", "time": BEGAN_S, "job": "13", "requeue": 0, "start": 0, "id": 7, "since": BEGAN_S, **NODES},
+    {**ENDED, "time": BEGAN_S + 9, "saved": None},
+    {"event": "nodes", "job": "13", "time": BEGAN_S + 9, "nodes": 2},
 ]
 
 

@@ -13,9 +13,10 @@ from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
 from cluster_ddp.run import journal
 from cluster_ddp.run.files import open_own
-from cluster_ddp.run.journal import NO_CHECKPOINT, Event, Failed
+from cluster_ddp.run.journal import Event
 from cluster_ddp.run.names import File, Then
 from cluster_ddp.run.outcome import Outcome
+from cluster_ddp.run.start import NO_CHECKPOINT, Failed
 
 _LARGEST_FILE = 1 << 20
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
@@ -44,10 +45,10 @@ class History:
         """How often the ranks were started again in an allocation."""
         return sum(one.then == Then.RESTART for one in self.failures)
 
-    def begin(self, start: int, **has: Any) -> None:
-        """Note a start of the ranks, and what the job has of the cluster: from now on, or from its `time` on."""
+    def begin(self, start: int, name: int, **has: Any) -> None:
+        """Note a start of the ranks, with the name that they have for it, and what the job has of the cluster."""
         self._has_begun = True
-        self._note(Event.START, start=start, **has)
+        self._note(Event.START, start=start, id=name, **has)
 
     def note_nodes(self, count: int) -> None:
         """Note how many nodes the job has from now on."""
@@ -65,10 +66,6 @@ class History:
         return self._run_dir is not None and journal.append_end(
             self._run_dir, ended, shared=self._shared, saved_s=self.saved_s, failed=failed
         )
-
-    def refused(self) -> None:
-        """Note that the job does not start again, though the last end says so."""
-        self._note(Event.REFUSED)
 
     def close(self) -> None:
         """Note that the job has nothing from now on; without a start before, the end would be that of another job."""

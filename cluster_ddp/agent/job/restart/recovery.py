@@ -13,9 +13,9 @@ from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import counted
 from cluster_ddp.run import outcome
-from cluster_ddp.run.journal import NO_CHECKPOINT, Failed
 from cluster_ddp.run.names import Then
 from cluster_ddp.run.outcome import Failure, Outcome
+from cluster_ddp.run.start import NO_CHECKPOINT, Failed
 from cluster_ddp.slurm.variables import Variables
 
 

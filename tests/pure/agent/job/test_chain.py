@@ -39,9 +39,9 @@ def began(run: Path, number: int, *, checkpoint: str = "step-6.pt", trains: bool
     """Note how far a job of the chain came. Their ids are 13, 14 …"""
     note(run, Event.LINK, number=number, requeue=number, slurm_job=str(13 + number), checkpoint=checkpoint)
     if trains:
-        note(run, Event.START, start=number)
+        note(run, Event.START, start=number, requeue=number)
     if then:
-        note(run, Event.END, start=number, then=then)
+        note(run, Event.END, start=number, state="STOPPED", status=75, then=then)
 
 
 def begin(run: Path, number: int, **more: str) -> tuple[int, str]:
@@ -90,7 +90,8 @@ def test_a_job_that_somebody_requeued_runs_and_counts_again(fake_slurm: FakeSlur
     for number in (0, 1):
         began(run, number, then="requeue" if number == 0 else "end")
     assert begin(run, 1, SLURM_RESTART_COUNT="1") == (0, "")
-    note(run, Event.END, start=2, then="requeue")
+    note(run, Event.START, start=2, requeue=2)
+    note(run, Event.END, start=2, state="STOPPED", status=75, then="requeue")
     assert begin(run, 2) == (0, "")
     assert [(one.number, one.requeue) for one in chain.links(run, "12")] == [(0, 0), (1, 1), (1, 2), (2, 3)]
     env = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "15", "SLURM_ARRAY_TASK_MAX": "20"}

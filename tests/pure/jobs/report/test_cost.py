@@ -17,22 +17,24 @@ from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.report.cost import Cost
 from cluster_ddp.jobs.status import RunStatus
 
+OF_JOB = {"job": "12"}
+START = {**OF_JOB, "event": "start", "requeue": 0, "training": 2, "gpus": 4}
 # Two nodes with four GPUs each train, and a third one is spare. node1 is lost at 2000 s, and given back; the spare
 # takes its place. At 3000 s the batch host dies without a word: node2's last sample is from then. The job is requeued.
 ALLOCATIONS = (
-    {"event": "start", "time": 1000, "job": "12", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 4},
-    {"event": "end", "time": 2000, "state": "FAILED", "saved": 1700},
-    {"event": "nodes", "time": 2005, "nodes": 2},
-    {"event": "start", "time": 2010, "job": "12", "requeue": 0, "start": 1, "nodes": 2, "training": 2, "gpus": 4},
-    {"event": "start", "time": 5000, "job": "12", "requeue": 1, "start": 2, "nodes": 3, "training": 2, "gpus": 4},
-    {"event": "end", "time": 6100, "state": "COMPLETED", "saved": 6090},
-    {"event": "over", "time": 6110, "saved": 6090},
+    {**START, "time": 1020, "since": 1000, "start": 0, "id": 70, "nodes": 3},
+    {**OF_JOB, "event": "end", "time": 2000, "start": 0, "state": "FAILED", "status": 1, "saved": 1700},
+    {**OF_JOB, "event": "nodes", "time": 2005, "nodes": 2},
+    {**START, "time": 2010, "start": 1, "id": 71, "nodes": 2},
+    {**START, "time": 5000, "requeue": 1, "start": 2, "id": 72, "nodes": 3},
+    {**OF_JOB, "event": "end", "time": 6100, "start": 2, "state": "COMPLETED", "status": 0, "saved": 6090},
+    {**OF_JOB, "event": "over", "time": 6110, "saved": 6090},
 )
 # `lost_s` of the second one counts to when it was last seen; the agent, which saw it fail, knows better.
 STARTS = (
-    {"kind": "start", "time": 1100, "restart": 0, "step": 0, "ranks": 8},
-    {"kind": "start", "time": 2060, "restart": 1, "step": 600, "ranks": 8, "lost_s": 280},
-    {"kind": "start", "time": 5100, "restart": 2, "step": 1200, "ranks": 8, "lost_s": 250},
+    {"kind": "start", "time": 1100, "restart": 0, "start_id": 70, "step": 0, "ranks": 8},
+    {"kind": "start", "time": 2060, "restart": 1, "start_id": 71, "step": 600, "ranks": 8, "lost_s": 280},
+    {"kind": "start", "time": 5100, "restart": 2, "start_id": 72, "step": 1200, "ranks": 8, "lost_s": 250},
     {"kind": "end", "time": 6095, "state": "COMPLETED", "saved": True},
 )
 STEPS = {"kind": "steps", "steps": 100, "step_s": 1.0, "checkpoint_s": 0.1}
@@ -50,7 +52,16 @@ def read(run_dir: Path, *, job: str = "", **said: Any) -> Cost:
 
 
 def sample(at: float, *gpus: Mapping[str, float], node: str = "node2") -> dict[str, Any]:
-    return {"time": at, "node": node, "seconds": 10.0, "cpus": 8, "cpu": 0.5, "gpus": [*gpus], "restart": 0}
+    return {
+        "time": at,
+        "node": node,
+        "seconds": 10.0,
+        "cpus": 8,
+        "cpu": 0.5,
+        "gpus": [*gpus],
+        "restart": 0,
+        "start_id": 71,
+    }
 
 
 def make(
@@ -104,7 +115,7 @@ def test_the_gpu_hours_of_two_allocations_with_a_failure_and_a_spare(tmp_path: P
         ({"allocations": [{**one, "gpus": None} for one in ALLOCATIONS]}, (None, None)),
         ({"allocations": ()}, (None, None)),
         # Nothing says when the first allocation ended.
-        ({"allocations": [{**one, "time": one["time"] + 9000} for one in ALLOCATIONS]}, (None, None)),
+        ({"allocations": [{**one, "id": 9} for one in ALLOCATIONS]}, (None, None)),
     ],
 )
 def test_what_is_not_known_is_missing(tmp_path: Path, changes: dict[str, Any], expected: tuple[Any, Any]) -> None:
@@ -131,7 +142,7 @@ def test_an_allocation_whose_end_nobody_has_noted(
 ) -> None:
     began = time.time() - 3600
     run_dir = make(
-        tmp_path, allocations=[{**ALLOCATIONS[4], "time": began}], starts=[{**STARTS[0], "time": began + 100}]
+        tmp_path, allocations=[{**ALLOCATIONS[4], "time": began, "id": 71}], starts=[{**STARTS[1], "time": began + 100}]
     )
     write_lines(run_dir / "usage-0.jsonl", [sample(began + 2500)])
     (run_dir / ".progress").write_text("step-9.pt")
@@ -152,9 +163,11 @@ def test_a_clock_that_was_set_back_takes_nothing_from_the_sum(tmp_path: Path) ->
 def test_the_time_for_reading_does_not_grow_with_the_square_of_the_records(tmp_path: Path) -> None:
     """Others may have written them. And each start whose end is not noted looks for its last sign of life."""
     numbers = range(3000)
-    allocations = [{**ALLOCATIONS[0], "time": 1000 + at, "requeue": at // 2} for at in numbers]
-    run_dir = make(tmp_path, allocations=allocations, starts=[{**STARTS[0], "time": 1000 + at} for at in numbers])
-    write_lines(run_dir / "usage-0.jsonl", [sample(1000 + at) for at in numbers])
+    began = {**START, "nodes": 3, "start": 0}
+    allocations = [{**began, "time": 1000 + at, "requeue": at // 2, "id": at} for at in numbers]
+    starts = [{**STARTS[0], "time": 1000 + at, "start_id": at} for at in numbers]
+    run_dir = make(tmp_path, allocations=allocations, starts=starts)
+    write_lines(run_dir / "usage-0.jsonl", [{**sample(1000 + at), "start_id": at} for at in numbers])
     began = time.process_time()
     assert seconds(read(run_dir))[0] == 12 * 1500
     assert time.process_time() - began < 2
@@ -198,11 +211,11 @@ def test_energy_by_node_and_in_all_in_words(tmp_path: Path) -> None:
 def test_energy_is_not_measured_if_a_node_was_not_sampled_in_a_start(tmp_path: Path) -> None:
     """Nobody was sampled in the first start; in the last one node2, and in the one between both nodes were."""
     run_dir = make(tmp_path)
-    both = [{**sample(2100, JOULES, node=node), "job": "12", "restart": 1} for node in ("node2", "node3")]
+    both = [{**sample(2100, JOULES, node=node), "start_id": 71} for node in ("node2", "node3")]
     write_lines(run_dir / "usage-0.jsonl", both[:1])
     write_lines(run_dir / "usage-1.jsonl", both[1:])
     assert read(run_dir).energy_kwh == 1.0
-    write_lines(run_dir / "usage-0.jsonl", [*both[:1], {**sample(5200, JOULES), "job": "12", "restart": 2}])
+    write_lines(run_dir / "usage-0.jsonl", [*both[:1], {**sample(5200, JOULES), "start_id": 72}])
     found = read(run_dir)
     assert (found.energy_kwh, found.energy_words) == (None, "not measured on all nodes")
 

@@ -82,8 +82,9 @@ def test_failures_are_drawn_with_what_they_cost(tmp_path: Path) -> None:
     spec["spec"] |= {"spare_nodes": 1, "restarts": 3}
     (run_dir / "spec.json").write_text(json.dumps(spec))
     failed = {"node": "gpu-1", "rank": 0, "words": "killed by SIGKILL", "lost_s": 70}
-    end = {"event": "end", "then": "restart", "failed": failed}
-    write_lines(run_dir / "job.jsonl", [{**end, "time": BEGAN_S + at} for at in (600, 99_999)])
+    end = {"event": "end", "job": "12", "state": "FAILED", "status": 137, "then": "restart", "failed": failed}
+    ends = [{**end, "start": start, "time": BEGAN_S + at} for start, at in enumerate((600, 99_999))]
+    write_lines(run_dir / "job.jsonl", ends)
     text = made(run_dir)
     words = "Rank 0 on gpu-1: killed by SIGKILL. Restarted in the allocation. Lost: 70 s."
     assert "<h3>Failures: 0:02:20 of training lost</h3>" in text and text.count(f"{words}</li>") == 2
@@ -95,8 +96,9 @@ def test_failures_are_drawn_with_what_they_cost(tmp_path: Path) -> None:
 def test_a_run_that_notes_no_starts_has_a_line_where_it_was_restarted(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "resnet-12", epochs=1)
     (run_dir / "starts.jsonl").unlink()
-    end = {"event": "end", "time": BEGAN_S + 100, "failed": {}}
-    write_lines(run_dir / "job.jsonl", [{**end, "then": then} for then in ("restart", "end")])
+    end = {"event": "end", "time": BEGAN_S + 100, "job": "12", "state": "FAILED", "status": 1, "failed": {}}
+    ends = [{**end, "start": start, "then": then} for start, then in enumerate(("restart", "end"))]
+    write_lines(run_dir / "job.jsonl", ends)
     assert data(made(run_dir))["starts"] == [90.0]  # after the first record
 
 

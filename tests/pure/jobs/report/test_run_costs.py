@@ -32,11 +32,12 @@ def make(runs: Path, job: int, day: str, *, gpus: int | None = 4, joules: float 
     spec = {"name": "fit", "nodes": 1, "gpus_per_node": 4, "gpus_per_task": 1}
     (run_dir / "spec.json").write_text(json.dumps({"spec": spec, "job": str(job), "submitted": began}))
     start = {"event": "start", "job": str(job), "requeue": 0, "start": 0, "nodes": 1, "training": 1, "gpus": gpus}
-    end = {"event": "end", "time": began + 7200, "state": "COMPLETED"}
+    start["id"] = 70
+    end = {"event": "end", "time": began + 7200, "job": str(job), "start": 0, "state": "COMPLETED", "status": 0}
     write_lines(run_dir / "job.jsonl", [{**start, "time": began}, end, {**end, "event": "over"}])
     write_lines(
         run_dir / "starts.jsonl",
-        [{**start, "kind": "start", "time": began + 1800, "restart": 0, "step": 0, "ranks": 4}],
+        [{**start, "kind": "start", "time": began + 1800, "restart": 0, "start_id": 70, "step": 0, "ranks": 4}],
     )
     write_lines(
         run_dir / "metrics.jsonl", [{"kind": "steps", "steps": 900, "step_s": 1, "checkpoint_s": 0.2}, {"kind": "done"}]

@@ -202,7 +202,7 @@ FAILURES = (
 def test_spare_nodes_and_what_a_run_has_cost(tmp_path: Path) -> None:
     status = run(tmp_path, sample(gpus=[GPU | {"energy_j": 1.8e6}]), asked={"spare_nodes": 1, "restarts": 1})
     had = {"time": 1000, "job": "12", "requeue": 0, "start": 0, "nodes": 2, "training": 1, "gpus": 2}
-    write_lines(tmp_path / "job.jsonl", [{"event": "start", **had}, {"event": "over", "time": 4600}])
+    write_lines(tmp_path / "job.jsonl", [{"event": "start", **had}, {"event": "over", "job": "12", "time": 4600}])
     found = report(status)
     text = as_text(found)
     assert "\n  Spare: 1 of 3 nodes\n" in text
@@ -213,8 +213,9 @@ def test_spare_nodes_and_what_a_run_has_cost(tmp_path: Path) -> None:
 
 def test_what_failed_and_what_it_cost(tmp_path: Path) -> None:
     status = dataclasses.replace(run(tmp_path, requeues=1), restarts=2)
+    end = {"event": "end", "job": "12", "state": "FAILED", "status": 1}
     ends = [
-        {"event": "end", "time": 1000.0 * at, "then": one["then"], "failed": one} for at, one in enumerate(FAILURES)
+        {**end, "start": at, "time": 1000.0 * at, "then": one["then"], "failed": one} for at, one in enumerate(FAILURES)
     ]
     write_lines(tmp_path / "job.jsonl", ends)
     text = as_text(report(status))

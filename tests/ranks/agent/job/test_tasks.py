@@ -8,7 +8,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +26,12 @@ from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import spawn
 from cluster_ddp.run.outcome import Outcome
 
-ENV = {"CLUSTER_DDP_SECRET": "5e" * 32, "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
+ENV = {"CLUSTER_DDP_START_ID": "7", "CLUSTER_DDP_SECRET": "5e" * 32, "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
+
+
+def of_start(env: Mapping[str, str]) -> dict[str, str]:
+    """What differs between starts."""
+    return {name: env[name] for name in env if name.startswith(("CLUSTER_DDP_START", "MASTER_"))}
 
 
 @pytest.fixture
@@ -66,8 +71,7 @@ def test_the_next_start_is_told_where_to_meet(running: Tasks) -> None:
         wait_until(lambda: reports.all_have_begun)
         running.again(reports, {**ENV, "CLUSTER_DDP_START": "2", "HOME": "/it's mine"})
         told = client.hear(scaled(10))
-    of_start = {"CLUSTER_DDP_START": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
-    assert told == {"kind": "again", "step": -1, "env": of_start, "log_dir": ""}
+    assert told == {"kind": "again", "step": -1, "env": {**of_start(ENV), "CLUSTER_DDP_START": "2"}, "log_dir": ""}
 
 
 @pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False)])
@@ -146,7 +150,7 @@ def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: T
         assert prepared.start_waiting(NODES, WAITING, reports, "/it's here")
         told = client.hear(scaled(10))
         assert (told["kind"], told["step"], told["log_dir"]) == ("again", "standby", "/it's here")
-        assert told["env"] == {name: WAITING[name] for name in ("CLUSTER_DDP_START", "MASTER_ADDR", "MASTER_PORT")}
+        assert told["env"] == of_start(WAITING)
         client.say("idle", task="0", status=0, got_term=False)
         assert prepared.wait() == 0
         assert prepared.can_start_again

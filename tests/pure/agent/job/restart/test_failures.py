@@ -15,9 +15,9 @@ import pytest
 
 from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.run import journal
-from cluster_ddp.run.journal import Failed
 from cluster_ddp.run.names import File
 from cluster_ddp.run.outcome import Outcome
+from cluster_ddp.run.start import Failed
 
 ONE = Failed(1764000000.0, 0, "node2", 1, "ValueError: it's x", 7, "step-7.pt", True, 12.0, "restart", ("node9",))
 TWO = Failed(1764000100.0, 1, "", None, "", then="requeue")
@@ -42,7 +42,7 @@ def again(run_dir: Path) -> list[Failed]:
 def begun(run_dir: Path, job: str = "12", **options: Any) -> History:
     """That of a job's first start."""
     history = History(run_dir, job, is_first=True, **options)
-    history.begin(0)
+    history.begin(0, 7)
     return history
 
 
@@ -70,7 +70,7 @@ def test_a_new_job_forgets_those_of_an_earlier_one(run_dir: Path) -> None:
 
 def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
     first, second = (History(run_dir, "12", is_first=True) for _ in range(2))
-    first.begin(0, nodes=2, time=5.0)
+    first.begin(0, 7, nodes=2, since=5.0)
     (run_dir / File.PROGRESS).write_text("step-1.pt")
     os.utime(run_dir / File.PROGRESS, (7.5, 7.5))
     with pytest.raises(KeyError), contextlib.closing(second):
@@ -79,7 +79,8 @@ def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
     with pytest.raises(KeyError), contextlib.closing(first):
         raise KeyError
     noted = [json.loads(line) for line in (run_dir / File.JOURNAL).read_text().splitlines()]
-    assert noted[0] == {"event": "start", "time": 5.0, "job": "12", "start": 0, "nodes": 2}
+    at_s = noted[0]["time"]
+    assert noted[0] == {"event": "start", "time": at_s, "job": "12", "start": 0, "id": 7, "nodes": 2, "since": 5.0}
     assert noted[1] == {"event": "over", "time": noted[1]["time"], "job": "12", "saved": 7.5} and noted[1]["time"] > 1e9
     assert (History(None, "12", is_first=True).saved_s, second.saved_s) == (None, 7.5)
     History(None, "12", is_first=True).close()
@@ -94,21 +95,22 @@ def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
 )
 def test_a_damaged_line_costs_itself_only(run_dir: Path, damaged: bytes) -> None:
     history = begun(run_dir)
-    history.end(*ended(TWO))
+    history.end(*ended(ONE))
     with open(run_dir / File.JOURNAL, "ab") as file:
         file.write(damaged + b"\n")
-    history.end(*ended(ONE))
-    assert again(run_dir) == [TWO, ONE]
-    assert journal.last_end(run_dir, "12") == ended(ONE)[0]
+    history.end(*ended(TWO))
+    assert again(run_dir) == [ONE, TWO]
+    assert journal.last_end(run_dir, "12") == ended(TWO)[0]
 
 
 def test_a_value_of_a_wrong_kind_is_left_out(run_dir: Path) -> None:
     begun(run_dir)
     values = {name: {"a": []} for name in Failed._fields}
-    wrong = {"event": "end", "job": "12", "time": 1.0, "then": [], "failed": values}
+    wrong = {"event": "end", "job": "12", "time": 1.0, "start": 0, "state": "FAILED", "status": 1, "then": []}
+    wrong["failed"] = values
     with open(run_dir / File.JOURNAL, "a") as file:
         file.write(json.dumps(wrong))
-    assert again(run_dir) == [Failed(1.0, 0, "", None, "", checkpoint="", then="")]
+    assert again(run_dir) == [Failed(1.0, 0, "", None, "", checkpoint="")]
 
 
 @pytest.mark.parametrize("name", [File.JOURNAL, File.PROGRESS, File.SICK_NODES])
