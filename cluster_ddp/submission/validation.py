@@ -72,7 +72,7 @@ SET_ELSEWHERE = frozenset(_SET_ELSEWHERE.split())
 """Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
 --quiet: with them, sbatch does not simply submit a job and print its id."""
 
-_AT_LEAST_ONE = ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "pack", "jobs")
+_AT_LEAST_ONE = ("nodes", "gpus_per_node", "gpus_per_task")  # and what may be left out
 
 # What to do about a field that has an illegal value.
 _HINTS = {
@@ -89,8 +89,6 @@ _HINTS = {
     "constraint": "see the features: sinfo -o %f",
     "exclude": "see the names: sinfo -N",
     "array": "for eight tasks: --array 0-7",
-    "pack": "for four at a time: --pack 4",
-    "jobs": "for four jobs: --jobs 4",
     "begin": "in two hours: --begin now+2hours",
     "after": "after job 12 has succeeded: --after 12; whatever became of it: --after afterany:12",
     "signal": "two minutes before the end: --signal USR1@120",
@@ -113,9 +111,10 @@ def check_field(name: str, kind: str, value: object) -> None:
     kind, _, optional = kind.partition(" | ")
     if optional and value is None:
         return
-    least = 1 if name in _AT_LEAST_ONE else 0
+    least = 1 if optional or name in _AT_LEAST_ONE else 0
     if kind == "int" and (type(value) is not int or value < least):
-        raise field_error(name, value, f"a whole number of {least} or more")
+        hint = _HINTS.get(name, f"for example {option_words(name, 1)}")
+        raise field_error(name, value, f"a whole number of {least} or more", hint=hint)
     if kind == "bool" and type(value) is not bool:
         raise field_error(name, value, "true or false")
     if kind == "tuple[str, ...]" and not (isinstance(value, tuple) and all(isinstance(word, str) for word in value)):

@@ -53,7 +53,7 @@ def test_the_jobs_have_what_their_tasks_need() -> None:
         ({"jobs": 50}, "--pack 2"),
         ({"mem": "0"}, "--mem 8G"),
         ({"signal": "TERM@60"}, "USR1@120"),
-        ({"pack": 0}, "--pack 4"),
+        ({"pack": 0}, "--pack 1"),
     ],
     ids=str,
 )

@@ -177,11 +177,10 @@ class Pack:
         state = {0: "COMPLETED", EXIT_STOPPED: "STOPPED"}.get(code, "FAILED")
         status = code if code >= 0 else 128 - code
         killed = Failure(None, self._env.get("SLURMD_NODENAME", ""), status, AGENT_KILLED)
-        why, is_left = (killed if code < 0 else None), code == EXIT_STOPPED
-        self._note(
-            task,
-            Outcome(self._name(task), turn.starts - 1, state, status, why, then=Then.REQUEUE if is_left else Then.END),
-        )
+        why, then = (killed if code < 0 else None), Then.REQUEUE if code == EXIT_STOPPED else Then.END
+        begun = [one.number for one in journal.starts(self._folder(task)) if one.job == self._name(task)]
+        start = begun[-1] if begun else turn.starts - 1
+        self._note(task, Outcome(self._name(task), start, state, status, why, then=then))
         for pid in processes.children(os.getpid()):
             if pid not in self._running:
                 signals.send(pid, signal.SIGTERM)
