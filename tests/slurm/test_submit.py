@@ -141,7 +141,7 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     tell = 'env -0 >"$CLUSTER_DDP_RUN_DIR/env-$SLURM_PROCID"'
     inner = [*SUBMIT, *TWO_BY_TWO, "--no-check", "--name", "inner", "--", "bash", "-c", tell]
     volatile = re.compile(
-        r"\w*(JOB_?ID|JOB_SLUID|NODELIST|NODENAME|PORT|TIMES?|PID|COOKIE|ADDR|RUN_DIR|RESUME|NOTES|AGENT|CHANNEL|SECRET|TOPOLOGY\w*)"
+        r"\w*(JOB_?ID|START_ID|JOB_SLUID|NODELIST|NODENAME|PORT|TIMES?|PID|COOKIE|ADDR|RUN_DIR|RESUME|NOTES|AGENT|CHANNEL|SECRET|TOPOLOGY\w*)"
         r"|\w*(HOST|HOSTNAME|NODEID)|_|SHLVL"
     )
     seen = []
