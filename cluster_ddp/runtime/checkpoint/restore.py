@@ -60,11 +60,11 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     saved_by = saved["saved_by"] if is_own else {}
     is_finished = is_own and bool(saved["position"].get("finished"))  # another run's end is a beginning
     shards = SavedPieces(path, saved)
-    settings = [one["settings"] for one in saved["ranks"]]
+    settings, first_settings = ([one[name] for one in saved["ranks"]] for name in ("settings", "first_settings"))
     del saved  # frees its memory
     state.load(functools.partial(read, path), shards)
     if is_own:  # else those of this script hold: it may freeze what the other one has trained
-        state.load_settings(settings)
+        state.load_settings(settings, first_settings)
     state.is_finished = is_finished
     if is_own:
         with run_dir.written():

@@ -154,6 +154,7 @@ class TrainingState:
             "buffers": buffers,
             "meters": self._of_meters(),
             "settings": self._settings.changed(),
+            "first_settings": [*self._settings.first_steps.of_run],
             "shards": [shard.place_of_rank() for shard in self.shards],
             "differing": differing,
             "data": [place["fingerprint"] for place in self._places() if "stream" not in place],  # those may differ
@@ -233,10 +234,11 @@ class TrainingState:
         self._is_inside = any(shard.seen for shard in self.shards)
         self._reload = functools.partial(self.load, read, saved_pieces)
 
-    def load_settings(self, of_ranks: Sequence[Settings]) -> None:
-        """Load what the script of this run had set in its modules, of each rank that saved it."""
+    def load_settings(self, of_ranks: Sequence[Settings], first_of_ranks: Sequence[Sequence[Settings]]) -> None:
+        """Load what the script of this run had set in its modules, now and in its first steps, of each rank."""
         rank = self.world.rank if len(of_ranks) == self.world.world_size else 0
         self._settings.load(of_ranks[rank])
+        self._settings.first_steps.resume(first_of_ranks[rank], inside=self._is_inside or not self.shards)
 
     def restore_rng(self) -> None:
         """Set this rank's random number generators to the loaded state, once after each load."""

@@ -12,12 +12,14 @@ import torch
 from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError, first_of
+from cluster_ddp.runtime.data.first_steps import FirstSteps
 from cluster_ddp.runtime.model.dtensor_pieces import content
 
 log = logging.getLogger("cluster_ddp")
 
 _PLAIN = bool, int, float, str
 _LARGEST_BYTES = 1 << 20
+_MOST_ITEMS = 1000
 _SET_AGAIN = "set them for each epoch, before the loop over the shard, by the epoch's number"
 
 
@@ -43,7 +45,9 @@ def attributes(dataset: object) -> dict[str, object]:
 
 
 def _own(prefix: str, owner: object) -> dict[str, object]:
-    return {f"{prefix}.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
+    """The attributes of an object; of a small dictionary, what it has."""
+    inside = owner if isinstance(owner, dict) and len(owner) <= _MOST_ITEMS else getattr(owner, "__dict__", {})
+    return {f"{prefix}.{name}": value for name, value in inside.items()}
 
 
 def are_same(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
@@ -61,6 +65,9 @@ class PlainAttributes:
     def __init__(self, dataset: object) -> None:
         self._dataset, self._made = dataset, self._now(dataset)
         self._saved: Mapping[str, Any] = {}
+        self._saved_then: Mapping[str, Any] = {}
+        self.first_steps = FirstSteps()
+        """Those that had changed after the first batches of the run."""
 
     def changed(self) -> dict[str, Any]:
         """Return those that are other ones than when this was made, or before a resume, until `tell`."""
@@ -69,16 +76,21 @@ class PlainAttributes:
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Begin again with those that `changed` had returned."""
-        self._saved = saved
+        self._saved = self._saved_then = saved
 
     def tell(self, epoch: int) -> None:
-        """Say once after `resume` which are as they were made: the script has not set them. Call it in the loop."""
-        if not self._saved:  # as in all batches but the first after a resume: to look takes time
+        """Say once after `resume` which the script has not set: they are as they were made, or change as at first.
+
+        Call it in the loop, after each batch.
+        """
+        if self.first_steps.are_over and not self._saved:  # to look takes time
             return
         now, saved, self._saved = self._now(self._dataset), self._saved, {}
-        lost = [
-            f"{place} = {value!r}" for place, value in saved.items() if now.get(place) == self._made.get(place) != value
-        ]
+        lost = [place for place, value in saved.items() if now.get(place) == self._made.get(place) != value]
+        if not self.first_steps.are_over:
+            self.first_steps.note({place: value for place, value in now.items() if self._made.get(place) != value})
+            lost += self.first_steps.repeated()
+        lost = [f"{place} = {self._saved_then[place]!r}" for place in lost if place in self._saved_then]
         if lost:
             asked = f"Resuming in epoch {epoch + 1}:"
             found = f"the dataset had other attributes before the resume: {first_of(lost)}."

@@ -213,7 +213,8 @@ class Shard(BatchIterator):
         """Do the same as `resume`, from a place in a checkpoint."""
         self.resume(epoch, step=place["step"], seen=place["seen"])
         self._order_before = place.get("order") if place["seen"] else None
-        self._attributes.resume(place.get("attributes", {}))
+        self._attributes.resume(place["attributes"])
+        self._attributes.first_steps.resume(place["first_attributes"], inside=place["step"] > 0)
 
     def place(self) -> dict[str, Any]:
         """Return the place in the epoch, and what tells whether a dataset is the same."""
@@ -225,6 +226,7 @@ class Shard(BatchIterator):
             "fingerprint": self.fingerprint,
             "order": self.batches.order_digest,
             "attributes": self._attributes.changed(),
+            "first_attributes": [*self._attributes.first_steps.of_run],
             "step": self.step + is_whole,
             "seen": self.seen if is_whole else self._update_start,
         }

@@ -146,7 +146,8 @@ def test_the_run_directory_has_the_jobs_label(tmp_path: Path, monkeypatch: pytes
 def test_what_a_job_on_slurm_gives_its_tasks() -> None:
     found = launch_env.on_slurm(Options(run_dir="/r/x-%j", launcher="srun"), SIZE, "71")
     assert len(bytes.fromhex(found.pop("CLUSTER_DDP_SECRET"))) == 32
-    found.pop("PYTHONUNBUFFERED", None)
+    for name in ("PYTHONUNBUFFERED", "PYTHONHASHSEED"):
+        found.pop(name, None)
     assert found == {
         "WORLD_SIZE": "4",
         "LOCAL_WORLD_SIZE": "2",
@@ -180,12 +181,13 @@ def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(launcher: str, cpus: int
 
 def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Options(gpus_per_task=2, hang_restart_s=30, track=("tensorboard", "wandb"), share=True)
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    for name in ("PYTHONUNBUFFERED", "PYTHONHASHSEED"):
+        monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "it's a run"
     folder.mkdir()
     found = launch_env.common(asked, folder)
     assert {name: found[name] for name in found if name not in ("CLUSTER_DDP_SECRET", "CLUSTER_DDP_RUN_DIR")} == {
-        "PYTHONUNBUFFERED": "1",
+        **{"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"},
         "CLUSTER_DDP_GPUS_PER_TASK": "2",
         "CLUSTER_DDP_HANG_RESTART_S": "30",
         "CLUSTER_DDP_TRACK": "tensorboard wandb",
@@ -195,8 +197,9 @@ def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch
     (folder / "spec.json").touch()  # made by `submit`, which can resume it
     resume = launch_env.common(SRUN, folder)["CLUSTER_DDP_RESUME"]
     assert resume == f"cluster-ddp submit --resume '{tmp_path}/it'\"'\"'s a run'"
-    monkeypatch.setenv("PYTHONUNBUFFERED", "")
-    assert "PYTHONUNBUFFERED" not in launch_env.common(SRUN, folder), "the user's own choice"
+    for name in ("PYTHONUNBUFFERED", "PYTHONHASHSEED"):
+        monkeypatch.setenv(name, "")
+        assert name not in launch_env.common(SRUN, folder), "the user's own choice"
     assert set(launch_env.common(SRUN, None)) == {"CLUSTER_DDP_SECRET"}
 
 

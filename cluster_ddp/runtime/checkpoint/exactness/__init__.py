@@ -2,6 +2,7 @@
 
 optimizer_state      loading the state of an optimizer without a cast, for parameters in the same or in other groups
 module_settings      which parameters train, and numbers in the attributes of modules
+part_counts          counts in parts that their state_dict() lacks
 other_modules        modules that change and are no part
 changes_before_loop  parts that a script changes after its Checkpointer
 rank_differences     parts that differ between ranks: a checkpoint has rank 0's

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cluster_ddp.runtime.data.first_steps import FirstSteps
 from cluster_ddp.runtime.model.dtensor_pieces import content, is_sharded
 
 _PLAIN = bool, int, float, str, type(None)
@@ -44,6 +45,8 @@ class ModuleSettings:
         self._trained = {place: parameter.requires_grad for place, parameter in self._parameters()}
         self._loaded: Settings | None = None
         self._lost: Settings = {}
+        self.first_steps = FirstSteps()
+        """Flags, counts and texts that had changed after the first steps of the run."""
 
     def changed(self) -> Settings:
         """Return those that are other ones than at first: whether parameters train, and plain attributes."""
@@ -66,7 +69,15 @@ class ModuleSettings:
         """
         lost, self._lost = self._lost, {}
         made = ((place, self._made[place]) for place in lost if place in self._made)
-        return [f"{place} = {lost[place]!r}" for place, (owner, name, value) in made if owner.get(name, value) == value]
+        places = [place for place, (owner, name, value) in made if owner.get(name, value) == value]
+        saved = self._loaded or {}
+        return [f"{place} = {saved[place]!r}" for place in [*places, *self.first_steps.repeated()] if place in saved]
+
+    def note_step(self) -> None:
+        """Call it after each step: of the first ones, flags, counts and texts are noted."""
+        if not self.first_steps.are_over:
+            changed = self._changed_attributes()
+            self.first_steps.note({place: value for place, value in changed if not _is_restored(place, value)})
 
     def replaced(self) -> list[str]:
         """Return the places of modules that are others than at first or have other hooks, and of renamed parameters."""
@@ -126,6 +137,14 @@ def _is_restored(place: str, value: object) -> bool:
     return isinstance(value, float) or place.endswith(f".{_MODE}")
 
 
+def plain_tensor(value: torch.Tensor) -> object:
+    """Return what a small tensor has that does not train, to be compared; None of another."""
+    is_plain = value.layout == torch.strided and not (value.is_meta or value.requires_grad or is_sharded(value))
+    if not is_plain or value.nbytes > _LARGEST_BYTES:
+        return None
+    return value.dtype, value.shape, content(value).tobytes()
+
+
 def _content(value: Any) -> object:
     """What a value has, to be compared: a tensor that does not train, an array, a generator, a container; else None."""
     if isinstance(value, _PLAIN):
@@ -133,10 +152,7 @@ def _content(value: Any) -> object:
     if isinstance(value, torch.Generator):
         value = value.get_state()
     if isinstance(value, torch.Tensor):
-        is_plain = value.layout == torch.strided and not (value.is_meta or value.requires_grad or is_sharded(value))
-        if not is_plain or value.nbytes > _LARGEST_BYTES:
-            return None
-        return value.dtype, value.shape, content(value).tobytes()
+        return plain_tensor(value)
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= _LARGEST_BYTES else None
     if isinstance(value, dict):

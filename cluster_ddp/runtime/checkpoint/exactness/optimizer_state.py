@@ -23,7 +23,15 @@ _HOST = torch.device("cpu")
 
 
 def check(name: str, optimizer: Optimizer) -> None:
-    """Raise CheckpointError for a ZeroRedundancyOptimizer: each rank has the state of its share only."""
+    """Check whether an optimizer's state can be saved.
+
+    Raises:
+        CheckpointError: it is a ZeroRedundancyOptimizer: each rank has the state of its share only. Or its class does
+            not call torch's constructor, which makes what torch's own methods need.
+    """
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        found = f"{name} is a {type(optimizer).__name__}, which has not called torch.optim.Optimizer's constructor."
+        raise CheckpointError("Saving a checkpoint:", found, "in its __init__: super().__init__(params, defaults)")
     if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
         found = f"{name} is a ZeroRedundancyOptimizer, whose state is spread over the ranks in a way of its own."
         hint = 'shard the model and its optimizer with world.wrap(model, strategy="fsdp"), and use a plain optimizer'

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
+from cluster_ddp.runtime.checkpoint.exactness.module_settings import plain_tensor
 from cluster_ddp.runtime.model.dtensor_pieces import content, local_part
 
 _LOOKED_AT = 4  # tensors of each module, the smallest: an average changes all of them
@@ -21,7 +22,7 @@ class OtherModules:
     """Keeps a few small tensors of modules, and their numbers, to see later whether they have changed."""
 
     def __init__(self) -> None:
-        self._numbers: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module], dict[str, float]]] = []
+        self._numbers: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module], dict[str, object]]] = []
         self._first: list[tuple[weakref.ref[nn.Module], weakref.ref[torch.Tensor], bytes]] = []
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -59,8 +60,10 @@ class OtherModules:
         return found
 
 
-def _numbers(module: nn.Module) -> dict[str, float]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, float)}
+def _numbers(module: nn.Module) -> dict[str, object]:
+    """Its numbers, and its small tensors that do not train and are no buffers."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, float | torch.Tensor)}
+    return {name: value if isinstance(value, float) else plain_tensor(value) for name, value in found.items()}
 
 
 def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:

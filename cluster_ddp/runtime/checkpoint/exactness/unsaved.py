@@ -26,7 +26,9 @@ from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
 from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
+from cluster_ddp.runtime.checkpoint.exactness.part_counts import PartCounts
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
+from cluster_ddp.runtime.collectives import Meter
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 from cluster_ddp.runtime.data.stream import Stream
@@ -42,6 +44,8 @@ _SMALL_BYTES = 1 << 20
 _STEPPED = torch.optim.Optimizer, LRScheduler
 _OF_HOOK = "give the hook a state that is also in meters: an object with state_dict() and load_state_dicts(states)"
 _OF_PART = "give it to the Checkpointer, by a name: Checkpointer(world, …, {name}={name})"
+_OF_METER = "give it to the Checkpointer, by a name: Checkpointer(world, …, meters={'loss': meter})"
+_OF_COUNT = "if the training depends on it: return it in state_dict(), and take it back in load_state_dict(state)"
 _OF_SHARD = "give all shards to the Checkpointer: shard=[one, another]"
 _OF_LOADER = "read it by world.shard(dataset, …), or if it has no length by world.stream(loader, batch_size=None)"
 _OF_GRADIENTS = (
@@ -73,12 +77,12 @@ class Unsaved:
         self._gradients, self._steps = _Gradients(optimizers), _OptimizerSteps()
         self._groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
         self._looks = 0
-        self._others = OtherModules()
+        self._others, self._counts = OtherModules(), PartCounts(parts)
         inner = {name: ddp.unwrapped(part) for name, part in parts.items()}  # an evaluation may know only that
         self._modules = {name: part for name, part in inner.items() if isinstance(part, torch.nn.Module)}
         self._trained: set[str] = set()  # those in training mode in the first step
         self._buffers: list[tuple[str, torch.Tensor]] = []  # that are not persistent, as they were then
-        self._settings = settings
+        self._settings, self._meters = settings, _OtherMeters()
         self._told: set[str] = set()
         self._has_told_attributes = self._has_told_replaced = False
 
@@ -89,6 +93,8 @@ class Unsaved:
 
     def note_step(self, step: int) -> None:
         """Call it in each step."""
+        self._settings.note_step()
+        self._meters.note_step()
         if not self._looks:
             self._trained = {name for name, module in self._modules.items() if module.training}
         for name in self._trained:
@@ -119,6 +125,10 @@ class Unsaved:
         if (replaced := self._settings.replaced()) and not self._has_told_replaced:
             self._has_told_replaced = True
             self._say(step, f"layers, their hooks or parameters were replaced: {first_of(replaced)}.", _OF_MODEL)
+        if self._meters.are_in_loop:
+            self._say(step, "a Meter adds up the steps of the loop, and is not in meters.", _OF_METER)
+        for place in self._counts.unsaved():
+            self._say(step, f"{place} changes, and the state_dict() of that part lacks it.", _OF_COUNT)
         for kind in self._others.changed():
             found = f"{kind} has weights, buffers or numbers that change, and is no part of the Checkpointer."
             self._say(step, found, _OF_PART.format(name="other"))
@@ -159,7 +169,8 @@ class Unsaved:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
         parts = self._inside_parts()
-        objects = _objects_of(torch.nn.Module, LRScheduler, GradScaler, _BaseDataLoaderIter)
+        objects = _objects_of(torch.nn.Module, LRScheduler, GradScaler, _BaseDataLoaderIter, Meter)
+        self._meters.note([one for one in objects if isinstance(one, Meter) and not self._is_saved(one)])
         self._others.note([one for one in objects if isinstance(one, torch.nn.Module)], self._saved_modules())
         for one in objects:
             if isinstance(one, LRScheduler):
@@ -167,8 +178,7 @@ class Unsaved:
                     found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scheduler"))
             elif isinstance(one, GradScaler):
-                is_saved = any(one is saved for saved in self._saved_objects())
-                if one.is_enabled() and one._scale is not None and not is_saved:
+                if one.is_enabled() and one._scale is not None and not self._is_saved(one):
                     found = "GradScaler scales the loss, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scaler"))
             elif (
@@ -209,6 +219,9 @@ class Unsaved:
         """What is saved, and its attributes."""
         for saved in self._saved:
             yield from (saved, *getattr(saved, "__dict__", {}).values())
+
+    def _is_saved(self, one: object) -> bool:
+        return any(one is saved for saved in self._saved_objects())
 
     def _inside_parts(self) -> set[object]:
         """The optimizers and schedulers among the parts, and in their attributes, such as SequentialLR's list."""
@@ -301,6 +314,30 @@ class _OptimizerSteps:
     @property
     def count(self) -> int:
         return self._count[0]
+
+
+class _OtherMeters:
+    """Meters that are not saved, and whether one grows in each step: one of an evaluation does not."""
+
+    def __init__(self) -> None:
+        self._counts: list[tuple[weakref.ref[Meter], list[int]]] = []
+
+    def note(self, meters: Iterable[Meter]) -> None:
+        """Note these, which the next steps may change."""
+        known = [meter() for meter, _ in self._counts]
+        self._counts += [(weakref.ref(one), [one.count]) for one in meters if not any(one is other for other in known)]
+
+    def note_step(self) -> None:
+        """Call it in each step."""
+        for meter, counts in self._counts:
+            if len(counts) < _LOOKED_AT and (one := meter()) is not None:
+                counts.append(one.count)
+
+    @property
+    def are_in_loop(self) -> bool:
+        """Whether one has grown in two steps, one after the other."""
+        known = [counts for _, counts in self._counts if len(counts) == _LOOKED_AT]
+        return any(first < second < third for first, second, third in known)
 
 
 class _Gradients:

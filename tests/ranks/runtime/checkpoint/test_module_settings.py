@@ -84,6 +84,32 @@ def test_flags_and_counts_that_are_not_set_again_are_only_named(sets: dict[str, 
     }
 
 
+@pytest.mark.parametrize(
+    ("begins_at", "inside", "lost"), [(0, True, ["model.calls = 5"]), (5, True, []), (0, False, [])]
+)
+def test_a_count_that_begins_again_is_named(begins_at: int, inside: bool, lost: list[str]) -> None:
+    """At the first save after a resume it is not as it was made: each forward counts."""
+
+    def made() -> tuple[Any, ModuleSettings]:
+        model = nn.Linear(2, 2)
+        vars(model).update(calls=0, batch_size=0)
+        return model, ModuleSettings({"model": model})
+
+    def train(model: Any, settings: ModuleSettings, steps: int) -> None:
+        for step in range(steps):
+            model.calls += 1
+            model.batch_size = 4 if step < 4 else 2
+            settings.note_step()
+
+    train(*(first := made()), 5)
+    model, again = made()
+    again.load(first[1].changed())
+    again.first_steps.resume(first[1].first_steps.of_run, inside=inside)
+    model.calls = begins_at
+    train(model, again, 3)
+    assert (again.lost(), again.lost()) == (lost, [])
+
+
 def test_layers_hooks_and_names_that_are_new_are_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     settings = ModuleSettings({"model": model})

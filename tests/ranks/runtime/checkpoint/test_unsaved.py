@@ -645,6 +645,36 @@ def test_a_level_of_a_dataset_that_is_not_set_again_after_a_resume_is_named(
     assert caplog.text.count(words) == (not sets_again)
 
 
+@pytest.mark.parametrize("kind", ["falls", "in a dictionary", "of the step", "of the batch"])
+@pytest.mark.parametrize("killed_at", [4, 9])
+def test_a_number_of_a_dataset_that_each_step_changes_and_a_resume_begins_again_is_named(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, killed_at: int
+) -> None:
+    """After the first steps it is no longer as it was made. One that follows from the step is right."""
+
+    def changed(shard: Any) -> Iterator[Any]:
+        data.level = 1.0
+        for step, batch in enumerate(shard, start=shard.step + 1):
+            if kind == "falls":
+                data.scale *= 0.9
+            elif kind == "in a dictionary":
+                data.of_all["scale"] *= 0.9
+            elif kind == "of the step":
+                data.scale = 1 / (2 + step)
+            else:
+                data.scale = len(batch)
+            yield batch
+
+    for steps in (killed_at, 12):
+        data = Levels()
+        vars(data).update(scale=1.0, of_all={"scale": 1.0})
+        train_to(world, tmp_path / "run", data, steps, loop=changed)
+    name = {"falls": "dataset.scale", "in a dictionary": "dataset.of_all.scale"}.get(kind)
+    words = "the dataset had other attributes before the resume"
+    assert caplog.text.count(words) == (name is not None)
+    assert name is None or f"{words}: {name} = 0." in caplog.text
+
+
 @pytest.mark.parametrize("changes", ["transform", "weights"])
 def test_a_transform_and_a_tensor_in_a_dataset_are_looked_at(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: str

@@ -660,6 +660,76 @@ def a_loss_whose_margin_falls(loop: Loop) -> None:
     beside(loop, nn.Identity(), lambda: vars(loss).update(margin=loss.margin / 2))
 
 
+def a_loss_with_a_center(loop: Loop) -> None:
+    loss = nn.Identity()
+    loss.center = torch.zeros(2)
+
+    def move() -> None:
+        loss.center = loss.center * 0.9 + 0.1
+
+    beside(loop, nn.Identity(), move)
+
+
+def a_meter_that_is_no_part(loop: Loop) -> None:
+    meter = cluster_ddp.Meter(loop.world)
+    beside(loop, nn.Identity(), lambda: meter.add(torch.ones(()), 4))
+
+
+def a_meter_that_is_a_part(loop: Loop) -> None:
+    meter = cluster_ddp.Meter(loop.world)
+    beside(loop, nn.Identity(), lambda: meter.add(torch.ones(()), 4), meters={"loss": meter})
+
+
+def a_meter_of_evaluations(loop: Loop) -> None:
+    meter, checkpoint = cluster_ddp.Meter(loop.world), loop.checkpointer()
+    for _ in checkpoint.epochs(3):
+        for batch in loop.shard:
+            loop.update(batch)
+            checkpoint.step()
+        meter.reset()
+        for _ in loop.data():
+            meter.add(torch.ones(()), 4)
+
+
+def an_optimizer_without_torchs_constructor(loop: Loop) -> None:
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            self.base, self.param_groups, self.state = base, base.param_groups, base.state
+
+    loop.checkpointer(lookahead=Lookahead(loop.optimizer))
+
+
+class Counted(torch.optim.SGD):
+    """Which counts its steps, and may save that."""
+
+    saves = False
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.t = 7
+
+    def step(self, closure: Any = None) -> None:
+        self.t += 1
+        super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | ({"t": self.t} if self.saves else {})
+
+
+class CountedAndSaved(Counted):
+    saves = True
+
+
+def an_optimizers_own_count(loop: Loop) -> None:
+    loop.optimizer = Counted(loop.model.parameters(), lr=0.01)
+    beside(loop, nn.Identity(), lambda: None)
+
+
+def an_optimizers_own_count_that_is_saved(loop: Loop) -> None:
+    loop.optimizer = CountedAndSaved(loop.model.parameters(), lr=0.01)
+    beside(loop, nn.Identity(), lambda: None)
+
+
 def an_average_that_is_a_part(loop: Loop) -> None:
     teacher = nn.Linear(2, 2)
     beside(loop, teacher, lambda: teacher.weight.data.mul_(0.99), teacher=teacher)
@@ -804,6 +874,13 @@ TABLE: dict[Callable[[Loop], None], str] = {
     an_average_of_own_code: "Linear has weights, buffers or numbers that change, and is no part of the Checkpointer",
     a_loss_with_a_buffer: "Sequential has weights, buffers or numbers that change, and is no part of the Checkpointer",
     a_loss_whose_margin_falls: "TripletMarginLoss has weights, buffers or numbers that change, and is no part of the",
+    a_loss_with_a_center: "Identity has weights, buffers or numbers that change, and is no part of the Checkpointer",
+    a_meter_that_is_no_part: r"a Meter adds up the steps of the loop, and is not in meters.*meters=\{'loss': meter\}",
+    a_meter_that_is_a_part: EXACT,
+    a_meter_of_evaluations: EXACT,
+    an_optimizer_without_torchs_constructor: r"lookahead is a Lookahead, which has not called.*super\(\)\.__init__",
+    an_optimizers_own_count: r"optimizer\.t changes, and the state_dict\(\) of that part lacks it",
+    an_optimizers_own_count_that_is_saved: EXACT,
     an_average_that_is_a_part: EXACT,
     a_frozen_teacher: EXACT,
     a_count_in_a_module: EXACT,  # it is set in each epoch; else a resume says so: test_module_settings.py
