@@ -19,6 +19,11 @@ from cluster_ddp.submission.validation import check_field, field_error, normaliz
 Launcher = Literal["srun", "torchrun", "fork"]
 
 
+def _needs(default: Any, **others: Any) -> Any:
+    """Return a field with a default that is legal beside other fields only, such as these: so it is checked alone."""
+    return field(default=default, metadata=others)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
     """What to run, and on which nodes and GPUs. None leaves a setting to the cluster's default.
@@ -64,9 +69,9 @@ class JobSpec:
     """Task numbers of a job array, such as 0-7 or 0-99%4 (four at a time)."""
     grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Values of each placeholder of the command. Array task i runs combination i."""
-    pack: int | None = None
+    pack: int | None = _needs(None, array="0-9999")
     """Run an array's tasks in few jobs, so many of them at a time in each job. The resources are then a task's."""
-    jobs: int | None = None
+    jobs: int | None = _needs(None, pack=1, array="0-9999")
     """With `pack`: number of jobs that the tasks are divided into (default: 1)."""
     begin: str | None = None
     """Earliest start, in the form of sbatch's --begin, such as 16:00 or now+2hours."""
@@ -84,10 +89,10 @@ class JobSpec:
     restarts: int = 0
     """How often to start the ranks again after a failure, from the newest checkpoint: in the job's allocation, without
     a node that is lost or at fault, else by a requeue. Four failures without a new checkpoint end the job."""
-    spare_nodes: int = 0
+    spare_nodes: int = _needs(0, restarts=1)
     """On Slurm: how many nodes to ask for beside `nodes`. They wait idle, until another node is lost or at fault. It
     needs `restarts`."""
-    hang_restart_s: int = 0
+    hang_restart_s: int = _needs(0, restarts=1)
     """Seconds after the warning of a hang (--hang-warning-s) until all ranks start again without a node that does not
     answer. It needs `restarts`. 0: not before the collective timeout."""
     restart_args: str = ""
@@ -113,9 +118,9 @@ class JobSpec:
     """Container image for Apptainer or Singularity: a .sif file or a URI such as docker://…"""
     container_image: str | None = None
     """Container image for Pyxis and Enroot."""
-    container_binds: tuple[str, ...] = ()
+    container_binds: tuple[str, ...] = _needs((), container="image.sif")
     """More folders for the container, as PATH or SOURCE:DESTINATION. It always has the working and run directories."""
-    container_overlays: tuple[str, ...] = ()
+    container_overlays: tuple[str, ...] = _needs((), container="image.sif")
     """Overlays of an Apptainer container, mounted read-only."""
     track: tuple[str, ...] = ()
     """Trackers that get the run's metrics: tensorboard, wandb, mlflow. They write files in the run directory."""

@@ -18,15 +18,6 @@ SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple}
 NO_SETTINGS = ("command", "description", "grid")
 """Fields that belong to one job."""
 _NOT_KEYS = (*NO_SETTINGS, "max_nodes")  # nodes = "2-8" sets that one, too
-# Fields that another field needs beside it when it is checked alone.
-_COMPANIONS: Mapping[str, Mapping[str, Any]] = {
-    "container_overlays": {"container": "image.sif"},
-    "container_binds": {"container": "image.sif"},
-    "spare_nodes": {"restarts": 1},
-    "hang_restart_s": {"restarts": 1},
-    "pack": {"array": "0-9999"},
-    "jobs": {"pack": 1, "array": "0-9999"},
-}
 # Type of a value -> what it is in TOML, and how it looks.
 _LEGAL: Mapping[type, tuple[str, str]] = {
     bool: ("true or false", "true"),
@@ -82,7 +73,8 @@ def value_of(origin: str, key: str, raw: Any) -> Any:
         raise error(origin, f"{key} must be {legal}. It is {raw!r}.", f"write {_line(key, raw)}")
     if key not in SUBMISSION_KEYS:
         try:
-            JobSpec(**{"name": "x", "command": ("true",), **_COMPANIONS.get(key, {}), **fields({key: value})})
+            needed = {field.name: field.metadata for field in dataclasses.fields(JobSpec)}[key]
+            JobSpec(**{"name": "x", "command": ("true",), **needed, **fields({key: value})})
         except SpecError as wrong:
             hint = f"change {key} in that file"
             if wrong.meant is not None:
