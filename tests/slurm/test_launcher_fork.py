@@ -25,7 +25,7 @@ with open(f"{os.environ['CLUSTER_DDP_RUN_DIR']}/rank-{os.environ['RANK']}.json",
 PACED = str(ROOT / "tests" / "slurm" / "faults" / "paced_training.py")
 # Of the job, the step or the process itself; and what bash and the two sruns leave.
 VOLATILE = re.compile(
-    r"SLURM_JOB_(ID|SLUID)|SLURM_JOBID|\w*_PORT|SLURM_TASK_PID|\w*_TIME|CLUSTER_DDP_(RUN_DIR|RESUME|NOTES|AGENT|CHANNEL|SECRET|JOB_TIMES)|_|SHLVL"
+    r"SLURM_JOB_(ID|SLUID)|SLURM_JOBID|\w*_PORT|SLURM_TASK_PID|\w*_TIME|CLUSTER_DDP_(START_ID|RUN_DIR|RESUME|NOTES|AGENT|CHANNEL|SECRET|JOB_TIMES)|_|SHLVL"
 )
 
 
