@@ -109,7 +109,7 @@ def test_ranks_started_by_hand_on_two_hosts(slurm: Cluster, tmp_path: Path) -> N
     )
     nodes = slurm.layout.node_names[:2]
     options = (f"--nodelist={','.join(nodes)}", "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1")
-    done = slurm.run("srun", *options, "bash", "-c", by_hand, "bash", nodes[0])
+    done = slurm.run("srun", *options, "bash", "-c", by_hand, "bash", nodes[0], cwd=tmp_path)  # not where MNIST may be
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Training completed in") == 1
     assert re.search(r"epoch 1, step 5/8: loss \d\.\d+, accuracy 0\.\d+", done.stdout), done.stdout
