@@ -41,10 +41,7 @@ class SlurmJob(JobSetup):
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
         with contextlib.closing(history):
-            with (
-                rank_notes.folder() as folder,
-                self.times_noted(folder / "job-times"),
-            ):
+            with rank_notes.folder() as folder, self.times_noted(folder / "job-times"):
                 _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
                 self.env |= srun_step.staged(self.options, self.size, self.env)
                 starts = Starts(self, Notes(folder), history)
@@ -96,8 +93,9 @@ class SlurmJob(JobSetup):
         leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
         if self.link is not None:
             return chain.end(self.env, self.link, why, leave=leave, needed=needed, most=self.options.max_requeues)
-        again = Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed)
-        return bool(why) and again.ask(why, starts.number + 1)
+        if not why:
+            return False
+        return Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed).ask(why, starts.number + 1)
 
 
 def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:

@@ -43,7 +43,6 @@ class _Allocation:
         for start in self.starts:
             for at, nodes in start.nodes:  # by a clock that was set back, from the change before on
                 self.had.append((max([at, *(before for before, *_ in self.had[-1:])]), nodes, start.training))
-
         self.since = self.had[0][0]
         """When it began."""
         over = starts[-1].over
@@ -149,9 +148,9 @@ def _lost(
                 is_same = after is not None and after.id == start.id  # torchrun restarts by itself
                 end = after.time if after is not None and is_same else until
                 is_on = is_alive and after is None and start is found[-1].starts[-1]
-                seconds: float | None = 0.0
+                seconds: float | None
                 if began.has_saved or is_on:
-                    pass
+                    seconds = 0.0
                 elif not is_same and start.saved is not None:
                     is_whole = start.end is not None and start.end.state == "COMPLETED"
                     seconds = 0.0 if is_whole else end - max(began.time, start.saved)
