@@ -4,6 +4,7 @@ checkpointer     what a script calls
 step_boundary    what happens between two steps: saving and stopping
 saver            copies the state and has it written
 restore          which checkpoint a training resumes from; weights from one without a training
+parts            whatever has a state
 state            all that a training resumes from
 host_copy        a copy of the state in the host's memory, so that training continues during a save
 folder           the checkpoints of a run: writes in the background, keeps the newest, sets damaged ones aside

@@ -22,15 +22,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
+from cluster_ddp.runtime.checkpoint.parts import Stateful, as_part
 from cluster_ddp.runtime.checkpoint.restore import load_into
 from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver, check_choices
-from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
+from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary
 from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
@@ -64,12 +66,13 @@ class Checkpointer:
             saved, so the last finite checkpoint stays; that is logged once. "stop": it also ends the job, with a
             NonFiniteError on rank 0. "save": it is saved. Entries that began non-finite do not count.
         parts: everything else with a state, by name: model, optimizer, scheduler … Of a DDP model, the module is saved.
+            A `types.SimpleNamespace` keeps variables of the script, such as the best loss: numbers, texts, tensors.
 
     Raises:
         CheckpointError: a checkpoint doesn't fit, can't be found or can't be loaded; or a state can't be saved.
         RunDirError: the run directory can't be written, or another job is using it.
         SpecError: `every` is no interval, or of epochs without a shard; `keep` is below 1; no such signal or `on_nan`;
-            a meter without these methods.
+            a meter or a part without these methods.
         DataError: too few samples are left in the epoch for this number of ranks.
     """
 
@@ -87,7 +90,7 @@ class Checkpointer:
         stop_signals: Sequence[str] = DEFAULT_SIGNALS,
         before_save: Callable[[], object] = lambda: None,
         on_nan: OnNan = "continue",
-        **parts: Stateful,
+        **parts: Stateful | SimpleNamespace,
     ) -> None:
         self.world = world
         given = () if shard is None else shard
@@ -100,6 +103,7 @@ class Checkpointer:
         if run_dir is None and Env.RUN_DIR not in os.environ:  # nobody has named it
             world.print(f"Run directory: {self.run_dir.path}")
         _check_meters(meters or {})
+        parts = {name: as_part(name, part) for name, part in parts.items()}
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)

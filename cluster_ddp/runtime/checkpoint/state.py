@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSetti
 from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
 from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
+from cluster_ddp.runtime.checkpoint.parts import Stateful
 from cluster_ddp.runtime.checkpoint.sharded import resharding
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS
@@ -30,16 +31,6 @@ from cluster_ddp.runtime.world import World
 log = logging.getLogger("cluster_ddp")
 
 _WITH_SETTINGS = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
-
-
-class Stateful(Protocol):
-    """Anything with a state: a model, an optimizer, a scheduler, a grad scaler."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return its state, of tensors and plain values."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Load a state of `state_dict`."""
 
 
 class TrainingState:

@@ -112,17 +112,17 @@ def of_text(text: str) -> list[Frame]:
     return next((stack for stack in reversed(stacks) if stack), [])
 
 
-def is_users(frame: Frame) -> bool:
-    """Return whether a frame is of the user's code. The reference training counts as such."""
-    if frame.file.startswith(_PACKAGE):
-        return frame.file.startswith(f"{_PACKAGE}mnist/")
-    is_library = "/site-packages/" in frame.file or "/dist-packages/" in frame.file
-    return not (is_library or frame.file.startswith(_LIBRARIES) or frame.file.startswith("<"))
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's code. The reference training counts as such."""
+    if file.startswith(_PACKAGE):
+        return file.startswith(f"{_PACKAGE}mnist/")
+    is_library = "/site-packages/" in file or "/dist-packages/" in file
+    return not (is_library or file.startswith(_LIBRARIES) or file.startswith("<"))
 
 
 def place(stack: Sequence[Frame]) -> Place:
     """Return where a process with this stack is, innermost frame first."""
-    at = next((number for number, frame in enumerate(stack) if is_users(frame)), None)
+    at = next((number for number, frame in enumerate(stack) if is_users(frame.file)), None)
     inner = stack if at is None else stack[:at]
     where = "" if at is None else f"{Path(stack[at].file).name}:{stack[at].line}"
     collective = _collective(inner)

@@ -5,24 +5,17 @@ Such as layers that are frozen from the third epoch on, a dropout that grows, a 
 
 from __future__ import annotations
 
-import dataclasses
-from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 
+from cluster_ddp.runtime.checkpoint.exactness.contents import PLAIN, content_of
 from cluster_ddp.runtime.data.first_steps import FirstSteps
-from cluster_ddp.runtime.model.dtensor_pieces import content, is_sharded
 
-_PLAIN = bool, int, float, str, type(None)
 _MODE = "training"
 
 _OF_TORCH = vars(torch.nn.Module()).keys()  # its own registers
-_LARGEST_BYTES = 1 << 20
-_MOST_ITEMS = 1000
 
 Settings = dict[str, bool | float | str | None]
 """Each by its place, as "model.head.weight.requires_grad" or "model.drop.p"."""
@@ -37,9 +30,9 @@ class ModuleSettings:
         self._contents: dict[str, tuple[MutableMapping[str, Any], str, object]] = {}  # of others
         for place, owner, name in self._attributes():
             value = owner[name]
-            if isinstance(value, _PLAIN):
+            if isinstance(value, PLAIN):
                 self._made[place] = owner, name, value
-            elif name not in _OF_TORCH and not isinstance(value, tuple) and (found := _content(value)) is not None:
+            elif name not in _OF_TORCH and not isinstance(value, tuple) and (found := content_of(value)) is not None:
                 self._contents[place] = owner, name, found
         self._places = self._made_of()
         self._trained = {place: parameter.requires_grad for place, parameter in self._parameters()}
@@ -60,7 +53,7 @@ class ModuleSettings:
     def unsaved(self) -> list[str]:
         """Return the places of others: tensors that are no buffers, arrays, containers, generators, up to some size."""
         contents = self._contents.items()
-        return [place for place, (owner, name, before) in contents if _content(owner.get(name)) != before]
+        return [place for place, (owner, name, before) in contents if content_of(owner.get(name)) != before]
 
     def lost(self) -> list[str]:
         """Return, once after `load`, which flags, counts and texts had other values then, and are as at first.
@@ -108,7 +101,7 @@ class ModuleSettings:
     def _changed_attributes(self) -> Iterator[tuple[str, Any]]:
         for place, (owner, name, value) in self._made.items():
             now = owner.get(name, value)
-            if isinstance(now, _PLAIN) and (type(now), now) != (type(value), value):
+            if isinstance(now, PLAIN) and (type(now), now) != (type(value), value):
                 yield place, now
 
     def _made_of(self) -> dict[str, object]:
@@ -135,30 +128,3 @@ class ModuleSettings:
 
 def _is_restored(place: str, value: object) -> bool:
     return isinstance(value, float) or place.endswith(f".{_MODE}")
-
-
-def plain_tensor(value: torch.Tensor) -> object:
-    """Return what a small tensor has that does not train, to be compared; None of another."""
-    is_plain = value.layout == torch.strided and not (value.is_meta or value.requires_grad or is_sharded(value))
-    if not is_plain or value.nbytes > _LARGEST_BYTES:
-        return None
-    return value.dtype, value.shape, content(value).tobytes()
-
-
-def _content(value: Any) -> object:
-    """What a value has, to be compared: a tensor that does not train, an array, a generator, a container; else None."""
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, torch.Generator):
-        value = value.get_state()
-    if isinstance(value, torch.Tensor):
-        return plain_tensor(value)
-    if isinstance(value, np.ndarray):
-        return (value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= _LARGEST_BYTES else None
-    if isinstance(value, dict):
-        return [(repr(key), _content(one)) for key, one in value.items()] if len(value) <= _MOST_ITEMS else None
-    if isinstance(value, SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        return _content(getattr(value, "__dict__", {}))
-    if isinstance(value, list | tuple | deque):
-        return [_content(one) for one in value] if len(value) <= _MOST_ITEMS else None
-    return sorted(map(repr, value)) if isinstance(value, set) and len(value) <= _MOST_ITEMS else None

@@ -27,6 +27,7 @@ from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
 from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
 from cluster_ddp.runtime.checkpoint.exactness.part_counts import PartCounts
+from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.collectives import Meter
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
@@ -58,6 +59,11 @@ _OF_ATTRIBUTE = "if the training depends on it: register_buffer(name, torch.tens
 _OF_MODEL = "change the model before you make the Checkpointer; a dropout's p, or which layers train, may change later"
 _OF_MODE = "call model.train() after each evaluation"
 _OF_GROUPS = "give all parameter groups to the optimizer before you make the Checkpointer, with lr=0 until they train"
+_OF_SCRIPT = (
+    "if the training depends on that, keep it in a part: kept = types.SimpleNamespace(best=0.0), and "
+    "Checkpointer(world, …, kept=kept); draw random numbers without a generator of your own"
+)
+_AS_MADE = "No checkpoint has that: a resume begins with what the script makes."
 _OF_NUMBERS = "take the batch's number in its epoch: shard.step"
 _OF_ZEROS = "in the loop: optimizer.zero_grad(), loss.backward(), optimizer.step(), in this order"
 
@@ -83,6 +89,7 @@ class Unsaved:
         self._trained: set[str] = set()  # those in training mode in the first step
         self._buffers: list[tuple[str, torch.Tensor]] = []  # that are not persistent, as they were then
         self._settings, self._meters = settings, _OtherMeters()
+        self._script = ScriptState(self._is_restored)
         self._told: set[str] = set()
         self._has_told_attributes = self._has_told_replaced = False
 
@@ -127,6 +134,9 @@ class Unsaved:
             self._say(step, f"layers, their hooks or parameters were replaced: {first_of(replaced)}.", _OF_MODEL)
         if self._meters.are_in_loop:
             self._say(step, "a Meter adds up the steps of the loop, and is not in meters.", _OF_METER)
+        if changed := self._script.changed():
+            found = f"objects of the script change: {', '.join(changed)}."
+            self._say(step, found, _OF_SCRIPT, lost=_AS_MADE, level=logging.WARNING)
         for place in self._counts.unsaved():
             self._say(step, f"{place} changes, and the state_dict() of that part lacks it.", _OF_COUNT)
         for kind in self._others.changed():
@@ -165,6 +175,9 @@ class Unsaved:
             found = "this epoch began before the resume, and enumerate counts its batches from 0 again."
             lost = "If the training depends on them, it differs from one without a stop."
             self._say(step, found, _OF_NUMBERS, lost=lost, level=logging.WARNING)
+        if carried := self._script.look():
+            found = f"the script carries variables from step to step: {', '.join(carried)}."
+            self._say(step, found, _OF_SCRIPT, lost=_AS_MADE, level=logging.WARNING)
         if not self._buffers:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
@@ -222,6 +235,11 @@ class Unsaved:
 
     def _is_saved(self, one: object) -> bool:
         return any(one is saved for saved in self._saved_objects())
+
+    def _is_restored(self, one: object) -> bool:
+        """Whether it is saved, is a shard, or takes its items from one."""
+        is_iterator = isinstance(one, Iterator)
+        return self._is_saved(one) or any(_reaches(one, shard, 4 if is_iterator else 0) for shard in self._shards)
 
     def _inside_parts(self) -> set[object]:
         """The optimizers and schedulers among the parts, and in their attributes, such as SequentialLR's list."""

@@ -1,0 +1,140 @@
+"""What the script itself keeps from one step to the next, in variables and in objects of its own.
+
+Of the loop around a step, the source says which variables it carries, and what else it reads. That is compared again
+at each save: random number generators, containers, objects of the script's classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import IOBase
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+
+from cluster_ddp.runtime.checkpoint.exactness import loop_variables
+from cluster_ddp.runtime.checkpoint.exactness.contents import PLAIN, content_of
+from cluster_ddp.runtime.checkpoint.exactness.loop_variables import RepeatedCode
+from cluster_ddp.runtime.failure.stacks import is_users
+
+_DEPTH = 3  # of objects in objects
+# Others say whether these change; and a file is an iterator, too.
+_KNOWN = torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler, Dataset, IOBase
+Contents = dict[str, object]
+
+
+class ScriptState:
+    """What the script around a step keeps. `is_saved` says whether a checkpoint has an object."""
+
+    def __init__(self, is_saved: Callable[[object], bool]) -> None:
+        self._is_saved = is_saved
+        self._read: dict[str, Any] = {}
+        self._before: dict[str, Contents] = {}
+        self._told: set[str] = set()
+
+    def look(self) -> list[str]:
+        """Return the variables and the iterators that the loop around this call carries; note what else it reads.
+
+        Call it in a step. Without the source of the running code it finds nothing.
+        """
+        carried = dict[str, None]()
+        for loop, values in _around(sys._getframe(1)):
+            names = sorted(loop.read & values.keys())
+            read = {name: values[name] for name in names if not isinstance(values[name], PLAIN)}
+            variables = sorted(loop.carried & values.keys())
+            carried |= dict.fromkeys(name for name in variables if not self._is_known(values[name]))
+            iterators = [name for name, one in read.items() if isinstance(one, Iterator) and not self._is_known(one)]
+            carried |= dict.fromkeys(iterators)
+            for name, one in read.items():
+                name = type(one).__name__ if name == "self" else name
+                if self._read.get(name) is not one:  # else it may have changed since the last look
+                    self._read[name] = one
+                    self._before.pop(name, None)
+        self._before = self._now() | self._before
+        return [*carried]
+
+    def changed(self) -> list[str]:
+        """Return, each once, the places in what it reads that have changed since."""
+        found = {
+            place
+            for name, contents in self._now().items()
+            for place, content in contents.items()
+            if name in self._before and content != self._before[name].get(place)
+        }
+        found -= self._told
+        self._told |= found
+        return sorted(found)
+
+    def _now(self) -> dict[str, Contents]:
+        """What each name has."""
+        found: dict[str, Contents] = {}
+        seen = set[int]()
+        for name, value in self._read.items():
+            with contextlib.suppress(RuntimeError):  # another thread changes it
+                found[name] = self._inside(name, value, _DEPTH, seen)
+        return found
+
+    def _inside(self, place: str, value: Any, depth: int, seen: set[int]) -> Contents:
+        """The contents of a value, or of an object's attributes, by their places."""
+        kind = type(value)
+        if isinstance(value, PLAIN):
+            return {place: value}
+        if id(value) in seen or isinstance(value, type) or not depth:
+            return {}
+        seen.add(id(value))
+        is_of_script = is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
+        of_class = vars(kind) if is_of_script else {}
+        found = {f"{kind.__name__}.{name}": one for name, one in of_class.items() if type(one) in (int, float)}
+        if self._is_known(value):
+            return found
+        if (content := content_of(value, _version)) is not None:
+            return {place: content}
+        if is_of_script or hasattr(kind, "load_state_dict"):
+            for name, one in [*getattr(value, "__dict__", {}).items()]:
+                found |= self._inside(f"{place}.{name}", one, depth - 1, seen)
+        return found
+
+    def _is_known(self, value: object) -> bool:
+        is_ours = type(value).__module__.startswith("cluster_ddp.")
+        return is_ours or isinstance(value, _KNOWN) or self._is_saved(value)
+
+
+def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, Any]]]:
+    """The loops of the script around this frame, the functions in them, and those they call, with their variables."""
+    repeated: list[tuple[RepeatedCode, FrameType]] = []
+    whole = 0
+    while frame is not None:
+        loop = loop_variables.around(frame) if is_users(frame.f_code.co_filename) else None
+        if loop is not None:
+            repeated.append((loop, frame))
+            whole = len(repeated) if loop.is_loop else whole
+        frame = frame.f_back
+    found: list[tuple[RepeatedCode, Mapping[str, Any]]] = []
+    for number, (loop, one) in enumerate(repeated[:whole], start=1):
+        values = {**one.f_globals, **one.f_locals}
+        for name in _parameters(one.f_code) if number < whole else ():  # its caller has these
+            del values[name]
+        found.append((loop, values))
+    called = {
+        values[name] for loop, values in found for name in loop.read if isinstance(values.get(name), FunctionType)
+    }
+    for function in called:
+        if is_users(function.__code__.co_filename) and (loop := loop_variables.of_function(function)) is not None:
+            found.append((loop, function.__globals__))
+    return found
+
+
+def _parameters(code: CodeType) -> Sequence[str]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _version(tensor: torch.Tensor) -> object:
+    """Which tensor it is, and how often it was changed in place; None of one with a gradient."""
+    has_none = tensor.requires_grad or tensor.is_inference()
+    return None if has_none else (id(tensor), tensor._version)
