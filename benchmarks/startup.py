@@ -23,7 +23,7 @@ from cluster_ddp.sandbox import cluster
 from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
 
-LAUNCHERS = ("srun", "torchrun", "fork")
+LAUNCHERS = ("srun", "fork")
 AT_LEAST_TIMES, AT_MOST_S = 3.0, 4.0
 
 

@@ -4,7 +4,6 @@ job OPTIONS -- COMMAND       on the batch host, or on this machine: starts the r
 packed JOB OPTIONS -- …      the same in a part of a job that holds several tasks of an array
 chain RUN_DIR                at the start of each job of a chain: whether anything is left to do
 task OPTIONS -- COMMAND      in each task of a step
-rank OPTIONS -- COMMAND      around each worker of torchrun
 spare OPTIONS -- COMMAND     on each spare node
 unpack ARCHIVE VENV          on each node, before the ranks: the environment of --stage-env
 """
@@ -13,19 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.run.names import Env
 
 PROGRAM = "cluster-ddp launch"
-_VERBS = ("job", "packed", "chain", "task", "rank", "spare", "unpack")
+_VERBS = ("job", "packed", "chain", "task", "spare", "unpack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,10 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if verb == "spare":
             return orders.wait_as_spare(asked)
-        if verb == "rank":
-            if above := os.environ.get(Env.AGENT):  # torchrun, between them, would not end
-                processes.end_with(above, signal.SIGTERM)
-            return task.Task(asked, int(os.environ["RANK"]), os.environ).keep()
         return task.run(asked)
 
 

@@ -174,8 +174,7 @@ def on_this_machine(options: Options, ranks: int, restarts: int) -> dict[str, st
     }
     if restarts:  # as Slurm counts them, for scripts that look there
         values["SLURM_RESTART_COUNT"] = str(restarts)
-    if options.launcher != "torchrun":
-        values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(cpus)
+    values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(cpus)
     if options.function:
         executor = {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": str(os.getpid())}
         values |= {**executor, "SUBMITIT_LOCAL_NTASKS": str(ranks), **_SUBMITIT}

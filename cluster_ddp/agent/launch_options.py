@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.agent.option_types import count, number, one_range
 
-LAUNCHERS = ("srun", "torchrun", "fork")
+LAUNCHERS = ("srun", "fork")
 
 _SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 
@@ -21,7 +21,7 @@ class Options(NamedTuple):
     command: tuple[str, ...] = ()
     """What each rank runs."""
     launcher: str = "srun"
-    """What starts the ranks of a node: srun, torchrun's agent, or a process that forks them."""
+    """What starts the ranks of a node: srun, or a process that forks them."""
     ranks: int | None = None
     """Number of ranks on this machine, without Slurm; None in a job of Slurm."""
     ranks_per_node: int | None = None

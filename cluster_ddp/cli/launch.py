@@ -144,10 +144,10 @@ def _check_range(asked: Options, env: Mapping[str, str]) -> None:
 def _start_frozen(job: SlurmJob | LocalJob) -> None:
     """If the agent is to run in a container, go on as the frozen one: the installed package is not in there."""
     asked = job.options
-    image = asked.container_image or (asked.container if asked.launcher == "torchrun" else None)
+    image = asked.container_image
     if image is None:
         return
-    if isinstance(job, LocalJob) and asked.container_image:
+    if isinstance(job, LocalJob):
         found = "srun starts such containers, by Pyxis, its plugin; ranks on this machine have no srun."
         raise SpecError(f"Running the ranks in {image}:", found, "--container IMAGE, for Apptainer")
     if job.folder is None:

@@ -81,26 +81,21 @@ def _record(word: str, runs_dir: Path) -> RunRecord:
 
 def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:
     """Names of the logs that were asked for; empty for all."""
-    rank, each = arguments.rank, job.ranks // job.tasks
+    rank = arguments.rank
     if rank is None:
         return () if arguments.all else tuple(dict.fromkeys((*PLAIN, *_failed_first(job))))
     if not 0 <= rank < job.ranks:
         found = f"its ranks are 0 to {job.ranks - 1}."
         raise JobError(f"The log of rank {rank} of job {job.id}:", found, f"--rank {job.ranks - 1}, or --all")
-    task = rank * job.tasks // job.ranks
-    name = File.TASK_LOG.format(task)
-    if each > 1:
-        ranks = f"ranks {task * each} to {task * each + each - 1}"
-        print(f"torchrun writes one log for a node: {name} is of {ranks}.", file=sys.stderr)
-    return (name,)
+    return (File.TASK_LOG.format(rank),)
 
 
 def _failed_first(job: Job) -> Iterator[str]:
-    """The log of the rank that failed first in the last start, if each rank has its own, which torchrun's have not.
+    """The log of the rank that failed first in the last start, if each rank has its own.
 
     A batch script of one's own has no log in the run directory that ends with its error.
     """
     label = run_record.read(job.run_dir).job
     ended, ranks = run_state.last_outcome(job.run_dir, label), run_state.last_size(job.run_dir).get("ranks")
-    if ended is not None and ended.first is not None and ended.first.rank in range(job.tasks) and ranks == job.tasks:
+    if ended is not None and ended.first is not None and ended.first.rank in range(job.ranks) and ranks == job.ranks:
         yield File.TASK_LOG.format(ended.first.rank)

@@ -150,7 +150,6 @@ def of_run(record: RunRecord, *, to_read: bool = False) -> Job:
     return Job(
         id=record.job or record.name,
         run_dir=record.run_dir,
-        tasks=logs or record.tasks,
         ranks=logs or record.ranks,
         cluster=record.cluster,
         scheduler=record.scheduler,

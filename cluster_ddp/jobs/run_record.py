@@ -44,8 +44,6 @@ class RunRecord:
     """Of a job that takes what is free, the numbers of nodes: 2-8."""
     ranks: int = 1
     """Number of ranks, of such a job the largest; 1 if no submission made it."""
-    tasks: int = 1
-    """Number of tasks: ranks, or nodes under torchrun."""
     is_chain: bool = False
     """Whether its job is a chain (`submit --chain`)."""
     holder: str = ""
@@ -175,7 +173,6 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         began_s=record["submitted"],
         node_range=f"{least}-{most}" if most > least else "",
         ranks=ranks,
-        tasks=max(least, most) if spec.get("launcher") == "torchrun" else ranks,
         is_chain=spec.get("chain") is True,
         holder=spec_file.holder(record),
         is_whole_array=spec.get("array") is not None and "_" not in record["job"],

@@ -73,8 +73,6 @@ class Job:
     """As squeue shows it: "12", or "12_3" for an array task. Of a job on this machine, a process id."""
     run_dir: Path
     """Its run directory."""
-    tasks: int
-    """Number of tasks: ranks, or nodes under torchrun; of a range of nodes, the largest."""
     ranks: int
     """Number of ranks; of a range of nodes, the largest."""
     cluster: str | None = None
@@ -148,7 +146,7 @@ class Job:
         status = self.wait(timeout_s)
         label = str(status.job_id) if status.link else self.id
         if self.is_function and (status.state == "COMPLETED" or submitit_task.has_results(self.run_dir, label)):
-            return submitit_task.results(self.run_dir, label, self.tasks)
+            return submitit_task.results(self.run_dir, label, self.ranks)
         if status.state != "COMPLETED":
             found = f"it ended as {status.state} with exit status {status.exit_code}.\n{self._last_words()}"
             raise JobError(f"The result of job {self.id}:", found, f"read its logs in {self.run_dir}")
@@ -167,7 +165,7 @@ class Job:
 
     def log_files(self) -> list[Path]:
         """Return the log files that exist so far. The batch script's is the last: it ends with what failed first."""
-        names = [*(File.TASK_LOG.format(i) for i in range(self.tasks)), File.JOB_LOG]
+        names = [*(File.TASK_LOG.format(i) for i in range(self.ranks)), File.JOB_LOG]
         return [path for name in names if (path := self.run_dir / name).exists()]
 
     def _last_words(self) -> str:

@@ -16,7 +16,7 @@ from cluster_ddp.submission import grids, spec_rules
 from cluster_ddp.submission.pack import rules as pack_rules
 from cluster_ddp.submission.validation import check_field, field_error, normalized_time
 
-Launcher = Literal["srun", "torchrun", "fork"]
+Launcher = Literal["srun", "fork"]
 
 
 def _needs(default: Any, **others: Any) -> Any:
@@ -100,7 +100,7 @@ class JobSpec:
     cold: bool = False
     """Whether to keep no process ready for a restart. Each rank's has torch imported, and takes its memory."""
     launcher: Launcher = "srun"
-    """srun: one task per rank. torchrun: one task per node; its agent starts the ranks. fork: one task per node; it
+    """srun: one task per rank. fork: one task per node; it
     imports torch once and forks the ranks; for Python scripts and modules."""
     modules: tuple[str, ...] = ()
     """Environment modules to load before the ranks start."""
@@ -164,11 +164,6 @@ class JobSpec:
     def world_size(self) -> int:
         """Number of ranks; of a range of nodes, the smallest."""
         return self.nodes * self.ranks_per_node
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks: ranks, or nodes under torchrun."""
-        return self.nodes if self.launcher == "torchrun" else self.world_size
 
     @property
     def all_nodes(self) -> int:

@@ -99,7 +99,7 @@ class _Submission:
         if plan.spec.array is not None:
             folders = {f"{job.job}_{task}": plan.folder / str(task) for task in numbers(plan.spec.array)}
         largest = derived(plan.spec, nodes=plan.spec.max_nodes or plan.spec.nodes)
-        known: dict[str, Any] = {"tasks": largest.tasks, "ranks": largest.world_size, "cluster": job.cluster}
+        known: dict[str, Any] = {"ranks": largest.world_size, "cluster": job.cluster}
         known |= {"is_function": plan.function is not None, "scheduler": plan.scheduler}
         return [Job(id=label, run_dir=folder, **known) for label, folder in folders.items()]
 

@@ -15,9 +15,6 @@ from cluster import label_of
 from launchers import HELPERS, SIGNALS, Job
 from slowness import scaled, wait_until
 
-NOT_ASKED = {("torchrun", "status 0 after signals")}
-"""Its agent ends its workers at its first signal."""
-
 
 def completed(job: Job) -> None:
     assert (job.end["state"], job.end["exit_status"]) == ("COMPLETED", 0), job.logs
@@ -52,8 +49,6 @@ def names_rank_1(job: Job) -> None:
 
 
 def lost_parent(job: Job) -> None:
-    if job.end["state"] == "CANCELLED":
-        pytest.skip("rank 1 has no parent of its own")
     names_rank_1(job)
     if job.launcher.startswith("local"):
         nothing_is_left(job)
@@ -101,13 +96,12 @@ def ended(job: Job) -> None:
 
 
 def logs(job: Job) -> None:
-    """Each rank has a file of its own; torchrun's ranks share one on each node."""
+    """Each rank has a file of its own."""
     said = {path.name: path.read_text() for path in job.run_dir.glob("task-*.log")}
-    of_ranks = ["task-0.log", "task-0.log" if "torchrun" in job.launcher else "task-1.log"]
-    assert sorted(said) == sorted(set(of_ranks)), said
-    for name, text in said.items():
-        ranks = [rank for rank in (0, 1) if of_ranks[rank] == name]
-        assert [rank for rank in (0, 1) if f"rank {rank}, start 0\n" in text] == ranks, said
+    assert sorted(said) == ["task-0.log", "task-1.log"], said
+    for rank in (0, 1):
+        begun = [one for one in (0, 1) if f"rank {one}, start 0\n" in said[f"task-{rank}.log"]]
+        assert begun == [rank], said
 
 
 def command_lines(job: Job) -> None:
@@ -190,7 +184,7 @@ def parameters(launchers: dict[str, tuple[str, ...]], *marks: pytest.MarkDecorat
     """Launchers and what is asked of each."""
     for launcher, jobs in launchers.items():
         for name, check in CHECKS.items():
-            if check.job in jobs and check.is_asked(launcher) and (launcher, name) not in NOT_ASKED:
+            if check.job in jobs and check.is_asked(launcher):
                 yield pytest.param(launcher, name, id=f"{launcher}: {name}", marks=marks)
 
 

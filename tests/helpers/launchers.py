@@ -29,15 +29,12 @@ _OF_A_TASK = {
     "stops": {"before": _WARNINGS, "after": _WARNINGS, "finally": ("TERM",)},
     "hears": {"before": _OTHERS, "after": (*_OTHERS, "INT"), "to the batch process": ("USR1",)},
 }
-# torchrun's agent ends its workers at the first signal that it gets.
-_OF_AN_AGENT = {"stops": {"before": ("USR1",)}, "hears": {"after": ("ALRM",)}}
 _OF_A_JOB = {"stops": {}, "hears": {"before": (*_WARNINGS, *_OTHERS), "after": (*_WARNINGS, *_OTHERS, "INT")}}
 SIGNALS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     (launcher, job): sent
     for launchers, of_jobs in (
         (("srun", "fork"), _OF_A_TASK),
-        (("torchrun",), _OF_AN_AGENT),
-        (("local srun", "local torchrun", "local fork"), _OF_A_JOB),  # where TERM cancels
+        (("local srun", "local fork"), _OF_A_JOB),  # where TERM cancels
     )
     for launcher in launchers
     for job, sent in of_jobs.items()
@@ -148,12 +145,8 @@ def signals(job: Job) -> None:
 
 
 def loses_a_parent(job: Job) -> None:
-    """What has started rank 1 is killed, if that is not rank 0's parent, too."""
-    above = [parent(job.rank(rank)[0]) for rank in (0, 1)]
-    if above[0] == above[1]:
-        job.cancel()
-    else:
-        send(above[1:], "KILL")
+    """What has started rank 1 is killed."""
+    send([parent(job.rank(1)[0])], "KILL")
 
 
 def loses_a_keeper(job: Job) -> None:
@@ -163,9 +156,8 @@ def loses_a_keeper(job: Job) -> None:
 
 def trains(job: Job) -> None:
     """Slurm's warning to all processes, before the script has a handler."""
-    if job.launcher != "torchrun":
-        job.signal_all("USR1")
-        time.sleep(1.5)
+    job.signal_all("USR1")
+    time.sleep(1.5)
     job.tell("go")
 
 

@@ -29,10 +29,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "offered"),
     [
         ([""], [*VERBS]),
-        (["submit", "--launcher", ""], ["srun", "torchrun", "fork"]),
+        (["submit", "--launcher", ""], ["srun", "fork"]),
         (["submit", "--req"], ["--requeue"]),
         (["submit", "--rest"], ["--restarts", "--restart-args"]),
-        (["launch", "--launcher", ""], ["srun", "torchrun", "fork"]),
+        (["launch", "--launcher", ""], ["srun", "fork"]),
         (["launch", "--ran"], ["--ranks", "--ranks-per-node"]),
         (["submit", "--template", ""], ["completion.bash", "runs"]),
         (["train", "--amp", ""], ["off", "bf16", "fp16"]),

@@ -69,7 +69,7 @@ def place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Place:
 
 
 RUN = ("--", "python", "train it.py")
-NESTED = "--launcher torchrun -- COMMAND (such as python SCRIPT), without torchrun and its options"
+NESTED = "-- COMMAND (such as python SCRIPT), without torchrun and its options"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ NESTED = "--launcher torchrun -- COMMAND (such as python SCRIPT), without torchr
         ([], NO_JOB, "there is no command.", "cluster-ddp launch -- python train.py"),
         (["python", "t.py", "--lr", "1"], NO_JOB, "'python' must stand", "cluster-ddp launch -- python t.py --lr 1"),
         (["--rank", "2", *RUN], NO_JOB, "no option --rank. Did you mean", "--ranks 2; all options:"),
-        (["--launcher", "mpi", *RUN], NO_JOB, "must be one of srun, torchrun, fork; it is 'mpi'", "--help"),
+        (["--launcher", "mpi", *RUN], NO_JOB, "must be one of srun, fork; it is 'mpi'", "--help"),
         (["--ranks", "0", *RUN], NO_JOB, "--ranks is a whole number of 1 or more, not '0'.", "--help"),
         (["--codes", "x", *RUN], NO_JOB, "there is no option --codes.", "cluster-ddp launch --help"),
         (["--nodes=2", *RUN], IN_A_JOB, "an option of the job, which has started", "#SBATCH --nodes=2, at the top"),
@@ -194,27 +194,19 @@ def test_the_preview_has_the_srun_line_and_a_ranks_variables_but_no_secret(place
     assert "SECRET" not in done.stdout
 
 
-def test_the_preview_of_torchrun_has_its_line(place: Place) -> None:
-    done = place.called("--launcher", "torchrun", "--dry-run", *RUN, env=IN_A_JOB)
-    assert "4 ranks on 2 nodes, 2 on each, started by\n" in done.stdout
-    assert "which runs on each node\n\n  python -m torch.distributed.run --nnodes=2 --nproc-per-node=2" in done.stdout
-    assert "--rdzv-id=12.0 " in done.stdout
-
-
-@pytest.mark.parametrize("image", [("--container-image=x",), ("--container=x", "--launcher=torchrun")])
-def test_an_agent_that_runs_in_a_container_is_one_file_there(place: Place, image: tuple[str, ...]) -> None:
+def test_an_agent_that_runs_in_a_container_is_one_file_there(place: Place) -> None:
     """The installed package is not in the image."""
     told = shlex.quote(str(place.folder / "words"))
     for name, does in {"srun": f"printf '%s\\n' \"$@\" >{told}", "squeue": "exit 0", "scontrol": "exit 0"}.items():
         (place.folder / name).write_text(f"#!/bin/sh\n{does}\n")
         (place.folder / name).chmod(0o755)
     env = {**IN_A_JOB, "PATH": f"{place.folder}:{os.environ['PATH']}"}
-    done = place.launch("--run-dir=a run", *image, *RUN, env=env)
+    done = place.launch("--run-dir=a run", "--container-image=x", *RUN, env=env)
     (agent,) = (place.folder / "a run").glob("agent-*.pyz")
     words = (place.folder / "words").read_text().splitlines()
     assert [sys.executable, "-I", "-S", str(agent), "task"] == words[(at := words.index(str(agent)) - 3) : at + 5]
     mounted = [word for word in words if word.startswith("--container-mounts=")]
-    assert all(f"{agent.parent}:{agent.parent}" in word for word in mounted) and len(mounted) == (len(image) == 1)
+    assert all(f"{agent.parent}:{agent.parent}" in word for word in mounted) and len(mounted) == 1
     assert done.returncode == 0, done.stderr
 
 

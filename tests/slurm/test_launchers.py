@@ -25,7 +25,6 @@ TRAINING = ("python", "-m", "mypkg.train")
 ON_TWO_NODES, OF_TWO_RANKS = ("--nodes", "2", "--gpus-per-node", "1"), ("--gpus-per-node", "2")
 ON_ONE_NODE = {
     "srun": (*ALL, "ended"),
-    "torchrun": ("stops", "hears", "raises", "killed", "parent"),
     "fork": ("stops", "hears", "raises", "aborts"),
 }
 """Jobs without torch: where a launcher does nothing of its own, srun's job speaks for all."""
@@ -34,7 +33,7 @@ FIRST = {"srun": (*ON_ONE_NODE["srun"], "trains", "lost")}
 """Those of `make test`."""
 LATER = {launcher: (*jobs, "keeper", "trains", "leaves") for launcher, jobs in ON_ONE_NODE.items()}
 LATER["srun"] = ("keeper", "leaves")
-ORDER = ("torchrun", "srun", "fork")
+ORDER = ("srun", "fork")
 
 
 def submissions(asked: Mapping[str, Collection[str]]) -> Iterator[tuple[str, ...]]:

@@ -51,7 +51,7 @@ def seen(run_dir: Path, rank: int) -> list[str]:
     return (run_dir / f"seen-{rank}").read_text().splitlines()
 
 
-@pytest.mark.parametrize(("launcher", "each"), [("srun", 2), ("torchrun", 1), ("fork", 1)])
+@pytest.mark.parametrize(("launcher", "each"), [("srun", 2), ("fork", 1)])
 def test_ranks_use_what_their_node_has_unpacked(place: Place, launcher: str, each: int) -> None:
     program = "python" if launcher != "srun" else str(place.folder / "my env" / "bin" / "python")
     size = ("--nodes", "2", "--gpus-per-node", str(each), "--stage-env")

@@ -82,7 +82,7 @@ def test_a_stranger_does_not_get_in(slurm: Cluster, tmp_path: Path, rank: str, w
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("launcher", ["srun", "fork", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", "fork"])
 def test_each_start_has_a_secret_of_its_own_and_shows_it_to_nobody(
     slurm: Cluster, tmp_path: Path, launcher: str
 ) -> None:

@@ -61,9 +61,7 @@ if os.environ["RANK"] == "1":
 
 
 @pytest.mark.every_slurm
-@pytest.mark.parametrize(
-    "launcher", [pytest.param("srun"), *(pytest.param(one, marks=pytest.mark.full) for one in ("torchrun", "fork"))]
-)
+@pytest.mark.parametrize("launcher", [pytest.param("srun"), pytest.param("fork", marks=pytest.mark.full)])
 def test_the_variables_that_submit_warns_of_have_no_value(place: Place, launcher: str) -> None:
     (place.folder / "t.py").write_text(ASK_VARIABLES)
     words = ("--no-check", "--gpus-per-node", "2", "--launcher", launcher, "--watch", "--", "python", "t.py")
@@ -74,7 +72,7 @@ def test_the_variables_that_submit_warns_of_have_no_value(place: Place, launcher
     for name in (*never, "SLURM_GPUS_PER_TASK", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
         assert bool(script_mistakes.cure_of_unset(spec, name, on_slurm=True)) == (name not in variables), name
     assert variables.get("SLURM_RESTART_COUNT", "0") == "0"
-    assert variables["SLURM_PROCID"] == ("0" if launcher == "torchrun" else "1")
+    assert variables["SLURM_PROCID"] == "1"
 
 
 TRAIN = ("python", "-m", "cluster_ddp.train")
@@ -85,14 +83,13 @@ def test_the_first_one_starts_the_long_ones(long_ones: dict[str, Path]) -> None:
     assert set(long_ones) == {"function", "command"}
 
 
-@pytest.mark.parametrize(("launcher", "gpus"), [pytest.param("srun", 2, marks=pytest.mark.full), ("torchrun", 1)])
+@pytest.mark.parametrize(("launcher", "gpus"), [pytest.param("srun", 2, marks=pytest.mark.full), ("fork", 1)])
 def test_a_script_that_knows_only_torchruns_variables(place: Place, launcher: str, gpus: int) -> None:
     size, script = ("--nodes", "2", "--gpus-per-node", str(gpus)), ROOT / "tests" / "helpers" / "torchrun_script.py"
     run_dir = place.start(*size, "--launcher", launcher, "--", "python", str(script))
     said, ranks = place.completed(run_dir), 2 * gpus
     assert sorted(re.findall(rf"rank (\d) of {ranks}: loss", said)) == [str(rank) for rank in range(ranks)]
-    tasks = ranks if launcher == "srun" else 2
-    assert {path.name for path in run_dir.glob("*.log")} == {"job.log", *(f"task-{i}.log" for i in range(tasks))}
+    assert {path.name for path in run_dir.glob("*.log")} == {"job.log", *(f"task-{i}.log" for i in range(ranks))}
     assert "has joined a process group" not in said
 
 
@@ -162,7 +159,7 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", "fork"])
 def test_in_a_container_that_strips_slurms_variables(place: Place, launcher: str) -> None:
     """A real Apptainer, which is told to pass no variable on, with an image that has nothing of its own."""
     real_apptainer.image(place.folder / "my image")

@@ -1,4 +1,4 @@
-"""How the ranks of a job are started: srun's command, as data, for the three launchers and for containers."""
+"""How the ranks of a job are started: srun's command, as data, for both launchers and for containers."""
 
 from __future__ import annotations
 

@@ -46,7 +46,6 @@ class TaskReports:
         self._logs = job_log.Logs(folder)
         self._lock = threading.Lock()
         self._begun: set[int] = set()
-        self._on: dict[str, int] = {}  # host -> the number of a task there
         self._ends: list[End] = []
         self._ended: set[tuple[int | None, str]] = set()
         self._gone: list[End] = []
@@ -153,10 +152,10 @@ class TaskReports:
         return ended._replace(state="FAILED", lost_nodes=first_failure.lost_nodes(said)) if ended.status else ended
 
     def log_of(self, one: End | Failure | None) -> Path | None:
-        """The log of a rank, under torchrun that of its node; None if it is the job's, or there is no rank."""
+        """The log of a rank; None if it is the job's, or there is no rank."""
         if one is None:
             return None
-        number = self._on.get(one.host) if self._launcher == "torchrun" else one.rank
+        number = one.rank
         if number is None and not self._tasks:
             number = 0
         return None if self._folder is None or number is None else self._folder / File.TASK_LOG.format(number)
@@ -188,7 +187,6 @@ class TaskReports:
                 if self._tasks and message["task"] is not None:
                     self._begun.add(int(message["task"]))
                     self.step_id = message.get("step_id") or self.step_id
-                    self._on[message["host"]] = int(message["task"])
             elif message["kind"] == "ended":
                 # A launcher of an older version, in a container, says less.
                 said = {name: message[name] for name in End._fields if name in message}

@@ -1,4 +1,4 @@
-"""The command that starts the ranks of a node: the user's own, torchrun's, or the fork launcher's; in containers, too.
+"""The command that starts the ranks of a node: the user's own, or the fork launcher's; in containers, too.
 
 Containers are those of Apptainer (or Singularity) and of Pyxis, srun's plugin.
 
@@ -16,7 +16,6 @@ from pathlib import Path
 from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task import python_module
-from cluster_ddp.agent.task.spawn import agent
 from cluster_ddp.errors import JobError
 from cluster_ddp.run.names import Env
 
@@ -59,28 +58,7 @@ def launched(options: Options, env: Mapping[str, str]) -> tuple[list[str], dict[
         forking = [*python_module.words(python_module.FORK, runs_program=True), f"--ranks={ranks}"]
         forking += [f"--log-dir={run_dir}"] if run_dir else []
         return [*command[:at], *forking, "--", *command[at:]], env
-    if options.launcher == "torchrun":
-        cpus = env.get(Env.CPUS_PER_TASK) or str(options.cpus_per_task or 1)
-        env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or cpus
-        rank = ["rank", *(["--ignore-warnings"] if options.ignore_warnings else []), "--"]
-        around = [*agent(), *rank, *command]
-        return [*_torchrun(command, env), *(around if options.container is None else in_image(around))], env
     return command, env
-
-
-def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """torchrun's agent of one node. Warnings pass it by: it would end its workers after them, saved or not."""
-    return [
-        *(command_program.interpreter(command), *python_module.words("torch.distributed.run")),
-        f"--nnodes={env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_JOB_NUM_NODES', '1')}",
-        f"--nproc-per-node={env['LOCAL_WORLD_SIZE']}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={env['MASTER_ADDR']}:{env['MASTER_PORT']}",
-        f"--rdzv-conf=is_host={int(env['NODE_RANK'] == '0')}",
-        f"--rdzv-id={env.get('SLURM_JOB_ID') or env[Env.LOCAL_JOB_ID]}.{env.get(Env.START, '0')}",
-        f"--local-addr={env.get('SLURMD_NODENAME') or env['MASTER_ADDR']}",
-        *("--max-restarts=0", "--no-python"),
-    ]
 
 
 def in_container(
@@ -115,8 +93,7 @@ def _folders(env: Mapping[str, str]) -> list[str]:
     folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
     times = Path(env.get(Env.JOB_TIMES, "")).parent
     folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
-    # The agent's own, which starts torchrun's workers: of an array, it is beside the run directory.
-    return [*dict.fromkeys([*folders, str(Path(agent()[-1]).parent)])]
+    return [*dict.fromkeys(folders)]
 
 
 def in_image(agent: Sequence[str]) -> list[str]:

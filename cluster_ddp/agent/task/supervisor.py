@@ -201,7 +201,7 @@ class Supervisor:
 
 
 def _name(rank: int | None) -> str:
-    """For messages. None is torchrun's agent, or a process that forks."""
+    """For messages. None is a process that forks."""
     return "the ranks' parent" if rank is None else f"rank {rank}"
 
 

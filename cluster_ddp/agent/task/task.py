@@ -1,7 +1,6 @@
 """`task`: what each task of a step runs. It prepares the rank's place, starts the command, and keeps it.
 
-The command is the user's; with torchrun and fork, the parent of a node's ranks. Under torchrun, each rank has an agent
-of its own (`rank`), since torchrun does not say how its workers end.
+The command is the user's; with fork, the parent of a node's ranks.
 """
 
 from __future__ import annotations
@@ -160,8 +159,7 @@ class Task:
     def _begun(self, supervisor: Supervisor, env: Mapping[str, str]) -> int:
         """Start the rank, in the process that waits for that if there is one. Returns its process id."""
         options = self._options
-        ignored = options.launcher == "torchrun"
-        ignored = ignored or (options.ignore_warnings and not signals.is_shell(options.command))
+        ignored = options.ignore_warnings and not signals.is_shell(options.command)
         rank = rank_command.in_container(options, *rank_command.launched(options, env), ignored)
         pid = self._warm.become(*rank, ignore_warnings=ignored)
         if pid is None:

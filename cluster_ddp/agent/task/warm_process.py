@@ -140,8 +140,6 @@ class Warm:
 
 
 def _why_cold(options: Options) -> str:
-    if options.launcher == "torchrun":
-        return "torchrun starts them"
     if options.container is not None:
         return "they are in a container"
     try:

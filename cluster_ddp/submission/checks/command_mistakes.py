@@ -31,11 +31,10 @@ _STARTS_RANKS = "starts ranks itself. Each of the {} ranks of this job would sta
 _ASKS_FOR_TASKS = "asks Slurm for tasks. The job starts this command in each of its tasks already."
 _ASKS_FOR_A_JOB = "asks for a job of its own, so this job would only submit another."
 _WITHOUT = "-- COMMAND (such as python SCRIPT), without {} and its options"
-_AS_TORCHRUN = _STARTS_RANKS, f"--launcher torchrun {_WITHOUT}"
 # A program, with its verb, or a module behind `python -m` -> what it does in a job, and what to submit instead.
 _LAUNCHERS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), _AS_TORCHRUN),
-    **dict.fromkeys(("accelerate launch", "accelerate.commands.launch"), _AS_TORCHRUN),
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), (_STARTS_RANKS, _WITHOUT)),
+    **dict.fromkeys(("accelerate launch", "accelerate.commands.launch"), (_STARTS_RANKS, _WITHOUT)),
     **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), (_STARTS_RANKS, _WITHOUT)),
     **dict.fromkeys(("horovodrun", "mpirun", "mpiexec"), (_STARTS_RANKS, _WITHOUT)),
     "srun": (_ASKS_FOR_TASKS, _WITHOUT),

@@ -125,11 +125,9 @@ def check_packages(spec: JobSpec) -> None:
 
 def _needs(spec: JobSpec) -> Iterator[tuple[str, str, str, str, str]]:
     """Packages: name, what pip installs it by ("" for a module of the user's), who asks, what else helps, the field."""
-    by_srun = "; or leave it to srun: --launcher srun"
     if spec.launcher == "fork":
+        by_srun = "; or leave it to srun: --launcher srun"
         yield "cluster_ddp", _OURS, "Starting the ranks by --launcher fork:", by_srun, "launcher"
-    if spec.launcher == "torchrun":
-        yield "torch", "torch", "Starting the ranks by --launcher torchrun:", by_srun, "launcher"
     if spec.doctor:
         yield "cluster_ddp", _OURS, "Running the doctor before the ranks:", "; or leave --doctor out", ""
     run = target(spec.command)

@@ -34,9 +34,7 @@ except (SyntaxError, ValueError) as error:  # ValueError: it has NUL bytes (befo
 """
 _GETS = ("os.environ.get", "environ.get", "os.getenv", "getenv")
 _CHOICES = ast.If, ast.IfExp, ast.BoolOp, ast.Try
-# A rank's place as Slurm numbers tasks, and as torchrun numbers workers.
 _LOOKED_AT_BYTES = 1 << 16
-_PLACES = {"SLURM_PROCID": "RANK", "SLURM_LOCALID": "LOCAL_RANK"}
 
 
 def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
@@ -122,22 +120,18 @@ def _read_by_shell(shell: str, path: Path) -> str:
 
 def _variables(spec: JobSpec, path: Path, on_slurm: bool) -> Iterator[Advice]:
     """Warnings of Slurm's variables that a script uses, and that have no value or another meaning in this job."""
-    name, (named, needed) = os.path.relpath(path), _used(path)
-    for variable in sorted(needed):
+    name = os.path.relpath(path)
+    for variable in sorted(_used(path)):
         if cure := cure_of_unset(spec, variable, on_slurm=on_slurm):
             text = f'{name} reads os.environ["{variable}"], which has no value in this job: a KeyError. {cure}'
             yield Advice("slurm-variable", text)
-    for variable in sorted(_PLACES.keys() & set(named)) if spec.launcher == "torchrun" and on_slurm else ():
-        if (instead := _PLACES[variable]) not in named:
-            text = f"{name} uses {variable}, which numbers Slurm's tasks: under torchrun, a node's ranks share it. "
-            yield Advice("slurm-variable", f"{text}Use {instead}, or --launcher srun.")
 
 
 def cure_of_unset(spec: JobSpec, variable: str, *, on_slurm: bool) -> str:
     """Return how to get a variable of Slurm that has no value in a job, or what has; empty if it has one."""
     if not on_slurm:
         return "Without Slurm, only torchrun's variables are set: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR …"
-    if variable == "SLURM_CPUS_PER_TASK" and spec.cpus_per_task is None and spec.launcher != "torchrun":
+    if variable == "SLURM_CPUS_PER_TASK" and spec.cpus_per_task is None:
         return "--cpus-per-task N sets it."
     if variable in ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID") and spec.array is None:
         return "--array sets it."
@@ -148,12 +142,12 @@ def cure_of_unset(spec: JobSpec, variable: str, *, on_slurm: bool) -> str:
     return ""
 
 
-def _used(path: Path) -> tuple[Collection[str], Collection[str]]:
-    """The texts in a script, and Slurm's variables that it only reads as os.environ["NAME"], without a default."""
+def _used(path: Path) -> Collection[str]:
+    """Slurm's variables that a script only reads as os.environ["NAME"], without a default."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return (), ()
+        return ()
     named = Counter(name for node in nodes if (name := _text(node)))
     guarded = {id(read) for node in nodes if _catches(node) for one in node.body for read in ast.walk(one)}
     reads = Counter(
@@ -167,7 +161,7 @@ def _used(path: Path) -> tuple[Collection[str], Collection[str]]:
     asked = Counter(filter(None, map(_asked_with_default, nodes)))
     chosen = {name for node in nodes if isinstance(node, _CHOICES) for name in map(_asked_with_default, ast.walk(node))}
     needed = {name for name, n in reads.items() if named[name] == n + (0 if name in chosen else asked[name])}
-    return named.keys(), {name for name in needed if name.startswith("SLURM_")}
+    return {name for name in needed if name.startswith("SLURM_")}
 
 
 def _catches(node: ast.AST) -> TypeGuard[ast.Try]:

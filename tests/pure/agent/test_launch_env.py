@@ -13,7 +13,7 @@ from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
 from cluster_ddp.slurm.port import candidates
 
-SRUN, TORCHRUN = Options(), Options(launcher="torchrun")
+SRUN, FORK = Options(), Options(launcher="fork")
 SIZE = launch_env.Shape(nodes=2, ranks_per_node=2, node_cpus=None, cpus_per_task=None)
 JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURMD_NODENAME": "localhost"}
 
@@ -41,11 +41,11 @@ JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE"
         ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "2"}, SRUN, (2, 2, None, None)),
         ({"SLURM_TASKS_PER_NODE": "8,4"}, SRUN, (2, 1, None, None)),
         # CPUs: on the node that has the fewest, if none were asked for (DefCpuPerGPU, or whole nodes).
-        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}, TORCHRUN, (2, 2, 2, None)),
-        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "128(x2),16(x3),32"}, TORCHRUN, (2, 2, 16, None)),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}, FORK, (2, 2, 2, None)),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "128(x2),16(x3),32"}, FORK, (2, 2, 16, None)),
         (
             {"SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "3", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"},
-            TORCHRUN,
+            FORK,
             (2, 2, 6, 3),
         ),
         ({"SLURM_JOB_NUM_NODES": "", "SLURM_NTASKS_PER_NODE": "2"}, SRUN, (1, 2, None, None)),
@@ -170,12 +170,11 @@ def test_each_start_meets_on_another_port_where_rank_0_is() -> None:
     assert last["MASTER_PORT"] == found[0]["MASTER_PORT"], "the candidates begin anew"
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "fork"])
 @pytest.mark.parametrize(("cpus", "said"), [(3, "3"), (None, "")])
-def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(launcher: str, cpus: int | None, said: str) -> None:
+def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(cpus: int | None, said: str) -> None:
     """The step's are those of all ranks of the node."""
     size = SIZE._replace(cpus_per_task=cpus)
-    assert launch_env.on_slurm(Options(launcher=launcher), size, "71")["CLUSTER_DDP_CPUS_PER_TASK"] == said
+    assert launch_env.on_slurm(FORK, size, "71")["CLUSTER_DDP_CPUS_PER_TASK"] == said
     assert "CLUSTER_DDP_CPUS_PER_TASK" not in launch_env.on_slurm(SRUN, size, "71")
 
 
@@ -211,8 +210,7 @@ STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_S
     [
         (STEP, SRUN, {"RANK": "3", "LOCAL_RANK": "1", "NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"}),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "2,3"}, SRUN, {"LOCAL_WORLD_SIZE": "3"}),
-        (STEP, TORCHRUN, {"NODE_RANK": "1"}),
-        (STEP, Options(launcher="fork"), {"NODE_RANK": "1"}),
+        (STEP, FORK, {"NODE_RANK": "1"}),
         (STEP, Options(function=True), {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": "CRITICAL", "RANK": "3"}),
     ],
 )
@@ -239,9 +237,7 @@ def test_what_a_job_on_this_machine_gives_its_ranks(monkeypatch: pytest.MonkeyPa
         "OMP_NUM_THREADS": "3",
     }
     assert launch_env.of_local_rank(SRUN, 1) == {"RANK": "1", "LOCAL_RANK": "1"}
-    restarted = launch_env.on_this_machine(TORCHRUN, 2, 1)
-    assert restarted["CLUSTER_DDP_START"] == "1"
-    assert "OMP_NUM_THREADS" not in restarted, "torchrun's workers get theirs from it"
+    assert launch_env.on_this_machine(FORK, 2, 1)["CLUSTER_DDP_START"] == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     mine = launch_env.on_this_machine(SRUN, 2, 0)

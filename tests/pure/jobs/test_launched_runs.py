@@ -31,7 +31,7 @@ def test_it_is_found_by_its_folder_and_by_its_job(launched: Path) -> None:
     (found,) = find_runs.in_folder(launched.parent)
     assert (found.run_dir, found.job, found.name, found.runs_on) == (launched, "23", "train", "Slurm")
     assert [one.run_dir for one in find_runs.find("23", launched.parent)] == [launched]
-    assert find_runs.of_run(found, to_read=True).tasks == 1
+    assert find_runs.of_run(found, to_read=True).ranks == 1
 
 
 def test_it_is_found_by_its_name(launched: Path) -> None:
@@ -63,7 +63,7 @@ def test_one_on_this_machine_has_no_id_of_slurms(launched: Path) -> None:
     "variables",
     [
         {"CLUSTER_DDP_LOCAL_JOB_ID": "10791"},  # launch --ranks 1
-        {"CLUSTER_DDP_LOCAL_JOB_ID": "10791", "TORCHELASTIC_RUN_ID": "10791.0"},  # with --launcher torchrun
+        {"CLUSTER_DDP_LOCAL_JOB_ID": "10791", "TORCHELASTIC_RUN_ID": "10791.0"},  # its command is a torchrun
         {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": "10791"},
     ],
     ids=["launch", "torchrun", "submitit"],

@@ -111,7 +111,7 @@ def test_the_logs_of_a_launch_are_read_in_its_run_directory(capsys, folder: Path
         (0, Then.END, {"ranks": 2, "time": 5.0}, False),
         (7, Then.END, {"ranks": 2, "time": 5.0}, False),
         (None, Then.END, {"ranks": 2, "time": 5.0}, False),
-        (1, Then.END, {"ranks": 8, "time": 5.0}, False),  # torchrun: a log for each node
+        (1, Then.END, {"ranks": 8, "time": 5.0}, False),  # not all have one
         (1, Then.END, {"ranks": 2, "time": 20.0}, False),  # a later start runs, or has ended well
     ],
 )
@@ -185,18 +185,18 @@ def test_equal_tracebacks_are_shown_once(capsys) -> None:
     assert shown(capsys, "12", "--rank", "1") == same["task_1"].splitlines()
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_equal_tracebacks_as_torch_prints_them_are_shown_once(capsys, launcher: str) -> None:
-    """It names the rank in each line. Under torchrun, the ranks of a node write into one log, line by line."""
-    (run_dir,) = submit(gpus_per_node=2, launcher=launcher)
+@pytest.mark.parametrize("shares_log", [False, True])
+def test_equal_tracebacks_as_torch_prints_them_are_shown_once(capsys, shares_log: bool) -> None:
+    """It names the rank in each line. Ranks that a script starts itself write into one log, line by line."""
+    (run_dir,) = submit(gpus_per_node=2)
     lines = TRACEBACK.partition("] ")[2].format(what="no data").splitlines()
     zero, one = ([f"[rank{rank}]: {line}" for line in lines] for rank in (0, 1))
-    if launcher == "srun":
-        printed(run_dir, task_0="\n".join(zero), task_1="\n".join(one))
-    else:
+    if shares_log:
         printed(run_dir, task_0="\n".join(line for pair in zip(zero, one) for line in pair))
+    else:
+        printed(run_dir, task_0="\n".join(zero), task_1="\n".join(one))
     again = "The same traceback as in rank 0: ValueError: no data"
-    assert shown(capsys, "12", "--all") == [*zero, f"[task-1] {again}" if launcher == "srun" else again]
+    assert shown(capsys, "12", "--all") == [*zero, again if shares_log else f"[task-1] {again}"]
 
 
 SYNTAX_ERROR = """  File "t.py", line 2
@@ -219,16 +219,6 @@ def test_a_traceback_without_an_end_is_shown(capsys) -> None:
     lines = TRACEBACK.format(rank=0, what="x").splitlines()[:2]
     printed(run_dir, task_0="\n".join(lines))
     assert shown(capsys, "12") == lines
-
-
-def test_under_torchrun_a_rank_is_in_its_nodes_log(capsys) -> None:
-    (run_dir,) = submit(nodes=2, gpus_per_node=4, launcher="torchrun")
-    printed(run_dir, task_0="ranks 0 to 3\n", task_1="ranks 4 to 7\n")
-    assert shown(capsys, "12", "--rank", "3") == ["ranks 0 to 3"]
-    assert logs.main(["12", "--rank", "4"]) == 0
-    said = capsys.readouterr()
-    assert said.out == "ranks 4 to 7\n"
-    assert said.err == "torchrun writes one log for a node: task-1.log is of ranks 4 to 7.\n"
 
 
 def test_following_ends_as_the_job_ends(capsys, fake_slurm: FakeSlurm) -> None:

@@ -51,7 +51,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def follow(tmp_path: Path, chapters: list, ids: tuple[str, ...] = ("12",)) -> tuple[int, list[str]]:
     story, lines = Story(chapters), []
-    jobs = [Job(id=one, run_dir=tmp_path, tasks=2, ranks=2, scheduler=story) for one in ids]  # type: ignore[arg-type]
+    jobs = [Job(id=one, run_dir=tmp_path, ranks=2, scheduler=story) for one in ids]  # type: ignore[arg-type]
     return watch.follow(jobs, show=lines.append), lines
 
 
@@ -140,7 +140,7 @@ def test_a_wait_says_what_it_waits_for(
     for silent_s, said in ((2.0, ""), (0.0, f"PENDING ({of_waiting('Priority')})\nRUNNING\n")):
         monkeypatch.setattr(job, "_SILENT_S", silent_s)
         story = Story([pending, pending, running, running, completed])
-        waiting = Job(id="12", run_dir=tmp_path, tasks=1, ranks=1, scheduler=story)  # type: ignore[arg-type]
+        waiting = Job(id="12", run_dir=tmp_path, ranks=1, scheduler=story)  # type: ignore[arg-type]
         assert waiting.result() == 0
         assert capsys.readouterr().err.replace("Waiting for job 12: ", "") == said
 
@@ -209,7 +209,7 @@ def test_an_array_ends_with_its_best_task(tmp_path: Path, monkeypatch: pytest.Mo
         write_lines(folders[0] / "metrics.jsonl", [{"kind": "val", "time": 1.0, "loss": loss}])
         story = Story([ended])
         jobs = [
-            Job(id=f"12_{at}", run_dir=folder, tasks=2, ranks=2, scheduler=story)  # type: ignore[arg-type]
+            Job(id=f"12_{at}", run_dir=folder, ranks=2, scheduler=story)  # type: ignore[arg-type]
             for at, folder in enumerate(folders)
         ]
         assert watch.follow(jobs, show=lines.append) == 2
@@ -241,7 +241,7 @@ def test_a_training_that_runs_shows_how_far_it_is(
     (tmp_path / "usage-2.jsonl").write_text(use % (45, 3, 0.1))  # the start before had three nodes
     shown: list[str] = []
     story = Story([[status(state)] for state in ["PENDING", *seen, "COMPLETED"]])
-    one = Job(id="12", run_dir=tmp_path, tasks=2, ranks=2, scheduler=story)  # type: ignore[arg-type]
+    one = Job(id="12", run_dir=tmp_path, ranks=2, scheduler=story)  # type: ignore[arg-type]
     watch.follow([one], show=lambda line: None, show_figures=shown.append)
     line = "epoch 2, 20 % done, 0:08:00 left, loss 0.5, accuracy 90.00 %, 1,234 samples/s, GPUs 80 % busy"
     assert shown == [line if is_new else "", ""]

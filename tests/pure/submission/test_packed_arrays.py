@@ -26,7 +26,7 @@ PACKED: dict[str, Any] = {"name": "fit", "command": ("x",), "array": "0-99", "pa
 
 def test_the_jobs_have_what_their_tasks_need() -> None:
     """A hundred tasks in five jobs are twenty each, five turns of four."""
-    spec = JobSpec(**PACKED, gpus_per_node=2, cpus_per_task=3, mem="8G", time="20", launcher="torchrun")
+    spec = JobSpec(**PACKED, gpus_per_node=2, cpus_per_task=3, mem="8G", time="20", launcher="fork")
     found = jobs.of(spec)
     assert (found.array, found.gpus_per_node, found.ranks_per_node, found.mem) == ("0-4", 8, 8, "32G")
     assert (found.cpus_per_task, found.nodes, found.time) == (3, 1, "0-01:45:00")

@@ -85,7 +85,7 @@ def directives(text: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+@pytest.mark.parametrize("launcher", ["srun", "fork"])
 def test_tasks_match_where_each_drives_several_gpus(launcher: Any) -> None:
     """The job is the one that srun's launcher asks for, whichever launcher it has."""
     spec = JobSpec(
@@ -175,7 +175,7 @@ LARGE = JobSpec(
     requeue=True,
     modules=("cuda/12.8",),
     venv="/a/venv",
-    launcher="torchrun",
+    launcher="fork",
     max_requeues=3,
 )
 
@@ -238,9 +238,9 @@ def test_where_the_installed_package_starts_the_ranks_it_gets_the_same(tmp_path:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "cluster-ddp").write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
     (tmp_path / "bin" / "cluster-ddp").chmod(0o755)
-    spec = JobSpec(name="x", command=("a", *HOSTILE), launcher="torchrun")
+    spec = JobSpec(name="x", command=("a", *HOSTILE), launcher="fork")
     _, out, err = run(render(spec), tmp_path, "more", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
-    assert out.split("\0")[:-1] == ["launch", "--launcher=torchrun", "--", "a", *HOSTILE, "more"], err
+    assert out.split("\0")[:-1] == ["launch", "--launcher=fork", "--", "a", *HOSTILE, "more"], err
     assert not (tmp_path / "pwned").exists()
 
 
@@ -432,7 +432,7 @@ def test_modules_conda_and_setup_lines_come_first() -> None:
 
 def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
     """With the container and the launcher of the specification; `backends/test_local.py` runs them."""
-    same: dict[str, Any] = {"container": "/i.sif", "launcher": "torchrun", "gpus_per_task": 2, "cpus_per_task": 3}
+    same: dict[str, Any] = {"container": "/i.sif", "launcher": "fork", "gpus_per_task": 2, "cpus_per_task": 3}
     same |= {"max_requeues": 3, "share": True}
     spec = JobSpec(name="x", command=("a", *HOSTILE), gpus_per_node=4, time="2", **same)
     run_dir = tmp_path / "it's $(touch pwned) a run"

@@ -24,8 +24,7 @@ GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
         {"signal": "R:USR1@120"},
         {"mem": "32G", "after": "12"},
         {"after": "afterany:12:13_4,afternotok:15"},
-        {"launcher": "torchrun", "requeue": False},
-        {"launcher": "fork"},
+        {"launcher": "fork", "requeue": False},
         {"container": "/a b/it's.sif", "container_binds": ("/data:/mnt/data",), "container_overlays": ("/o.sqsh",)},
         {"container_image": "nvcr.io#nvidia/pytorch:25.10-py3"},
         {

@@ -65,7 +65,7 @@ def test_all_that_a_job_needs_is_there_before_it(fake_slurm: FakeSlurm, in_a_fol
     assert re.fullmatch(NAMED, job.run_dir.name) and job.run_dir.parent == runs
     assert (job.run_dir / "job.sbatch").read_text() == fake_slurm.stdin("sbatch")
     assert (job.run_dir / "agent.pyz").read_bytes() == frozen_agent.content()
-    assert (job.id, job.tasks) == ("12", 4)
+    assert (job.id, job.ranks) == ("12", 4)
     assert (runs / "fit-12").readlink() == (runs / "latest").readlink() == Path(job.run_dir.name)
     assert json.loads((runs / "fit-12" / "spec.json").read_text())["command"] == list(SPEC.command)
     assert json.loads((runs / "fit-12" / "job.json").read_text())["job"] == "12"
@@ -510,7 +510,6 @@ def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
         (JobSpec(name="x", container_image="x"), {"function": print}, "loaded by the Python that submits it"),
         (JobSpec(name="x", venv="/else/where"), {"function": print}, "loaded by the Python that submits it"),
         (JobSpec(name="x", conda_env="else"), {"function": print}, "loaded by the Python that submits it"),
-        (JobSpec(name="x", launcher="torchrun"), {"function": print}, "in one task per GPU"),
         (JobSpec(name="x", launcher="fork"), {"function": print}, "in one task per GPU"),
     ],
 )

@@ -26,10 +26,9 @@ from cluster_ddp.submission.backends.local import ThisMachine
 MEMORY = Path("/sys/fs/cgroup/memory")
 JOBS = {
     "local srun": (*ALL, "supervisor", *(["memory"] if os.access(MEMORY, os.W_OK) else [])),
-    "local torchrun": ("stops", "raises", "parent"),
     "local fork": ("stops", "raises"),
 }
-"""The launchers of `--local`: all jobs, and those in which the other two differ."""
+"""The launchers of `--local`: all jobs, and those in which the other one differs."""
 
 
 def started(launcher: str, name: str, with_little_memory: tuple[str, ...]) -> Job:

@@ -362,7 +362,7 @@ def test_the_doctor_is_submitted_with_the_options_of_a_job(place: Place, healthy
 
 @pytest.mark.parametrize(
     ("launcher", "gpus"),
-    [("srun", 1), *(pytest.param(one, 2, marks=pytest.mark.full) for one in ("torchrun", "fork"))],
+    [("srun", 1), pytest.param("fork", 2, marks=pytest.mark.full)],
 )
 def test_a_job_begins_with_the_doctor(launcher: str, gpus: int, place: Place, healthy: dict[str, Future[Said]]) -> None:
     script = place.folder / "begins.py"

@@ -67,7 +67,7 @@ def resuming(place: Place, started: dict[str, Job], request: pytest.FixtureReque
     )
     on_two, of_array = ("--gres=gpu:2",), ("--gres=gpu:1", "--array=3")
     jobs: dict[str, Callable[[], Job]] = {
-        "snapshot": lambda: launch(place, "--restarts", "1", command=snapshot, launcher="torchrun"),
+        "snapshot": lambda: launch(place, "--restarts", "1", command=snapshot, launcher="srun"),
         "path": lambda: launch(place, *resume, nodes=1, sbatch=on_two, command=path, launcher="fork"),
         "init": lambda: launch(place, *from_resume, nodes=1, sbatch=of_array, command=init, launcher="srun"),
     }

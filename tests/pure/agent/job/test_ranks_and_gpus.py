@@ -38,7 +38,7 @@ def test_it_is_said_if_they_differ(env: dict[str, str], options: dict[str, objec
 def test_more_ranks_than_cpus_are_refused_where_srun_would() -> None:
     with pytest.raises(SpecError, match="the job has 8 CPUs there"):
         said(FOUR_GPUS, ranks_per_node=9)
-    assert "GPUs" in said(FOUR_GPUS, ranks_per_node=9, launcher="torchrun")
+    assert "GPUs" in said(FOUR_GPUS, ranks_per_node=9, launcher="fork")
     for overcommit in ("--overcommit", "-sO"):
         assert "GPUs" in said(FOUR_GPUS, ranks_per_node=9, srun_options=(overcommit,))
     assert "GPUs" in said({**FOUR_GPUS, "SLURM_OVERCOMMIT": "1"}, ranks_per_node=9)

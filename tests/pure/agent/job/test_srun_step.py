@@ -32,7 +32,6 @@ EACH_NODE = ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"]
     ("launcher", "folder", "tasks"),
     [
         ("srun", A_RUN, ["--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--kill-on-bad-exit=1", *LOGS]),
-        ("torchrun", A_RUN, [*EACH_NODE, "--kill-on-bad-exit=1", *LOGS]),
         ("fork", A_RUN, [*EACH_NODE, "--kill-on-bad-exit=1"]),  # each forked rank has a log of its own
         ("srun", None, ["--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--kill-on-bad-exit=1"]),
     ],
@@ -44,7 +43,7 @@ def test_sruns_command(launcher: str, folder: Path | None, tasks: list[str]) -> 
     assert said == ["srun", *tasks, *AGENT, "task", *of_task, "--", *COMMAND]
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+@pytest.mark.parametrize("launcher", ["srun", "fork"])
 def test_cpus_that_nobody_knows_are_slurms_to_choose(launcher: str) -> None:
     unknown = SIZE._replace(node_cpus=None, cpus_per_task=None)
     said = srun_step.srun(Options(command=COMMAND, launcher=launcher), unknown, None)
@@ -64,7 +63,7 @@ def test_sruns_own_options_come_after_ours() -> None:
 def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
     asked = Options(
         command=COMMAND,
-        launcher="torchrun",
+        launcher="fork",
         gpus_per_task=2,
         run_dir="/r",
         max_requeues=3,
@@ -155,7 +154,7 @@ def test_an_image_without_this_python_has_its_own_or_runs_the_command_alone(
 
 @pytest.mark.parametrize(
     ("launcher", "tasks", "is_another"),
-    [("srun", 4, False), ("srun", 1, True), ("torchrun", 4, True), ("fork", 4, True), ("torchrun", 1, False)],
+    [("srun", 4, False), ("srun", 1, True), ("fork", 4, True), ("fork", 1, False)],
 )
 def test_a_step_of_other_tasks_than_the_jobs_forgets_those(launcher: str, tasks: int, is_another: bool) -> None:
     """srun would warn about the job's CPUs per task (24.11), or prefer them, and refuse its GPUs per task."""

@@ -66,8 +66,8 @@ def test_one_that_has_told_its_end_was_not_killed(rank: int | None) -> None:
 
 
 def test_a_task_has_begun_however_many_of_it_say_hello() -> None:
-    """With torchrun, the parent of a node's ranks does, and each rank; a process that forks has no task's number."""
-    one = heard(hello(task="0"), hello(0, task="0"), hello(1, task="0"), hello(0, 1), launcher="torchrun", tasks=2)
+    """The parent of a node's ranks does, and each rank, which has no task's number."""
+    one = heard(hello(task="0"), hello(0, task="0"), hello(1, task="0"), hello(0, 1), launcher="fork", tasks=2)
     assert not one.all_have_begun
     one.hear(hello(host="node2", task="1"))
     assert one.all_have_begun
@@ -77,10 +77,6 @@ def test_a_task_has_begun_however_many_of_it_say_hello() -> None:
     ("launcher", "tasks", "end", "log"),
     [
         ("srun", 2, End(1, "node2", 1), 1),
-        ("torchrun", 2, End(5, "node2", 1), 1),
-        ("torchrun", 2, End(None, "node2", 1), 1),
-        ("torchrun", 2, End(None, "node9", 1), None),
-        ("torchrun", 0, End(5, "node2", 1), 0),
         ("fork", 2, End(5, "node2", 1), 5),
         ("fork", 2, End(None, "node2", 1), None),
         ("fork", 0, End(None, "node2", 1), 0),
@@ -96,7 +92,7 @@ def test_which_log_is_whose(tmp_path: Path, launcher: str, tasks: int, end: End,
     ("launcher", "first"),
     [
         ("srun", Failure(1, "node2", 3, "Exited with exit code 3")),
-        ("torchrun", Failure(None, "node2", 3, "task 1: Exited with exit code 3")),
+        ("fork", Failure(None, "node2", 3, "task 1: Exited with exit code 3")),
     ],
 )
 def test_a_silent_task_has_a_ranks_number_only_if_srun_starts_the_ranks(
@@ -148,7 +144,7 @@ LOST = hello(1, host="node2", task="1", stays=True)
         ([idle(1, 75), idle(0, 1)], [], True, [], [75, 1]),
         ([idle(0)], [LOST], True, ["node2"], [137]),  # else a job whose other ranks are done would be complete
         ([idle(0), idle(1)], [LOST], True, ["node2"], []),
-        ([idle(0)], [hello(1, host="node2", task="1")], False, [], []),  # a rank's, below torchrun
+        ([idle(0)], [hello(1, host="node2", task="1")], False, [], []),  # of a task that is not idle
     ],
 )
 def test_commands_that_have_ended_and_agents_that_are_gone(

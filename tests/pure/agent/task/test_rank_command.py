@@ -77,7 +77,6 @@ def test_it_has_folders_and_overlays(tools: Path, tmp_path: Path, monkeypatch: p
     assert done.stdout.splitlines() == [
         *("option --nv", "option --pwd", f"  {tmp_path}"),
         *("option --bind", f"  {tmp_path}", "option --bind", "  /notes", "option --bind", "  /a run's dir"),
-        *("option --bind", f"  {Path(rank_command.__file__).parents[2]}"),
         *("option --bind", "  /data sets:/data", "option --bind", "  /more"),
         *("option --overlay", "  /o.sqsh:ro", "option --overlay", "  /it's.img:ro"),
         f"image {IMAGE}",

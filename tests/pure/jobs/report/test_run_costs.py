@@ -122,7 +122,7 @@ def test_status_as_json_has_it_too_and_the_last_line_of_watch(
     assert (seventh["kept_gpu_hours"], seventh["energy_kwh"]) == (pytest.approx(5.8), None)
     assert ninth["energy_kwh_by_node"] == {"n1": 2.0}
     monkeypatch.setattr(watch, "follow", lambda jobs, **options: 5)
-    job = Job(id="9", run_dir=runs / "fit-9", tasks=4, ranks=4, cluster=None, scheduler=Slurm())
+    job = Job(id="9", run_dir=runs / "fit-9", ranks=4, cluster=None, scheduler=Slurm())
     assert watch.on_terminal([job], if_left="") == 5
     line = "Cost: 8 GPU hours, 5.8 kept (2.2 lost, most before the training began); 2 kWh of the GPUs alone"
     assert capsys.readouterr().out == f"{line}\n"
@@ -134,7 +134,7 @@ def test_the_last_line_of_watch_says_of_how_many_tasks_the_cost_is_known(
     monkeypatch.setattr(watch, "follow", lambda jobs, **options: 0)
     write_lines(runs / "fit-7" / "starts.jsonl", [])  # a script without a Checkpointer: what was kept is not known
     jobs = [
-        Job(id=name, run_dir=runs / f"fit-{name}", tasks=4, ranks=4, cluster=None, scheduler=Slurm())
+        Job(id=name, run_dir=runs / f"fit-{name}", ranks=4, cluster=None, scheduler=Slurm())
         for name in ("7", "8", "9", "never-started")
     ]
     watch.on_terminal(jobs, if_left="")

@@ -138,7 +138,6 @@ READS = {
         ("both", "SLURM_CPUS_PER_TASK", {}, "--cpus-per-task N sets it."),
         ("chooses", "SLURM_CPUS_PER_TASK", {}, None),
         ("needs", "SLURM_CPUS_PER_TASK", {"cpus_per_task": 4}, None),
-        ("needs", "SLURM_CPUS_PER_TASK", {"launcher": "torchrun"}, None),
         *((read, "SLURM_CPUS_PER_TASK", {}, None) for read in ("get", "asks", "sets", "says", "tries")),
         ("needs", "SLURM_ARRAY_TASK_ID", {}, "--array sets it."),
         ("needs", "SLURM_ARRAY_TASK_ID", {"array": "0-3"}, None),
@@ -161,22 +160,6 @@ def test_a_variable_without_a_value_is_a_warning(
         assert code == "slurm-variable"
         assert text.startswith(f't.py reads os.environ["{variable}"], which has no value in this job: a KeyError. ')
         assert text.endswith(cure)
-
-
-@pytest.mark.parametrize("read", ["needs", "get"])
-@pytest.mark.parametrize(("slurms", "torchruns"), [("SLURM_PROCID", "RANK"), ("SLURM_LOCALID", "LOCAL_RANK")])
-def test_under_torchrun_slurms_number_of_a_task_is_no_rank(
-    folder: Path, read: str, slurms: str, torchruns: str
-) -> None:
-    (folder / "t.py").write_text(READS[read].format(slurms))
-    ((code, text),) = check(PYTHON, "t.py", launcher="torchrun")
-    assert code == "slurm-variable"
-    assert text.startswith(f"t.py uses {slurms}, which numbers Slurm's tasks")
-    assert text.endswith(f"Use {torchruns}, or --launcher srun.")
-    assert check(PYTHON, "t.py", launcher="srun") == check(PYTHON, "t.py", launcher="fork") == []
-    with open(folder / "t.py", "a") as file:
-        file.write(f'rank = os.environ.get("{torchruns}")\n')
-    assert check(PYTHON, "t.py", launcher="torchrun") == []
 
 
 @pytest.mark.parametrize(

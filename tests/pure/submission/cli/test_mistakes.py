@@ -59,7 +59,6 @@ NO_SCRIPT = "it names no script, and a job has no terminal to read commands from
 SCRIPT = "-- python SCRIPT, or -- bash SCRIPT"
 ANYWAY = "to submit it anyway: --accept nested"
 WITHOUT = "-- COMMAND (such as python SCRIPT), without {} and its options"
-TORCHRUN = f"--launcher torchrun {WITHOUT}"
 RELATIVE = "paths are relative to where you submit"
 NAMES = "--partition gpu"
 PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
@@ -166,13 +165,13 @@ ERRORS: list[tuple[str, str, str, str]] = [
     (
         "--launcher mpirun -- true",
         "A job with launcher 'mpirun'",
-        "launcher must be one of srun, torchrun, fork.",
+        "launcher must be one of srun, fork.",
         "--launcher srun",
     ),
     (
         "--launcher slurm -- true",
         "A job with launcher 'slurm'",
-        "launcher must be one of srun, torchrun, fork.",
+        "launcher must be one of srun, fork.",
         "leave it out, or --launcher srun",
     ),
     (
@@ -398,7 +397,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
         "Running torchrun --nproc-per-node 2 t.py",
         "torchrun starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        f"{TORCHRUN.format('torchrun')}; {ANYWAY}",
+        f"{WITHOUT.format('torchrun')}; {ANYWAY}",
     ),
     (
         "-- srun python t.py",
@@ -422,14 +421,14 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "Running accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "accelerate starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        f"{TORCHRUN.format('accelerate')}; {ANYWAY}",
+        f"{WITHOUT.format('accelerate')}; {ANYWAY}",
     ),
     *(
         (
             f"--gpus-per-node 2 -- {typed}",
             f"Running {typed}",
             f"{launcher} starts ranks itself. Each of the 2 ranks of this job would start them again.",
-            f"{TORCHRUN.format(launcher)}; {ANYWAY}",
+            f"{WITHOUT.format(launcher)}; {ANYWAY}",
         )
         for typed, launcher in (
             ("python -m torch.distributed.run t.py", "torch.distributed.run"),
@@ -461,7 +460,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- torchrun --nproc-per-node 4 t.py",
         "Running torchrun --nproc-per-node 4 t.py",
         "torchrun starts 4 ranks, and this job has 1 GPU.",
-        f"--gpus-per-node 4 {TORCHRUN.format('torchrun')}; {ANYWAY}",
+        f"--gpus-per-node 4 {WITHOUT.format('torchrun')}; {ANYWAY}",
     ),
     # What the cluster lacks
     ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),

@@ -63,7 +63,7 @@ def test_no_file_sets_nothing(site: Site) -> None:
     [
         ("nodes = 2", 2),
         ('name = "mine"', "mine"),
-        ('launcher = "torchrun"', "torchrun"),
+        ('launcher = "fork"', "fork"),
         ("requeue = false", False),
         ("time = 90", "90"),
         ('time = "2-12"', "2-12"),
@@ -215,10 +215,10 @@ def test_a_range_of_nodes_is_one_key_and_two_fields(site: Site) -> None:
         ('qos = "a\\n#SBATCH --nodes=9"', "qos must be", "change qos"),
         (
             'launcher = "mpirun"',
-            "launcher must be one of srun, torchrun, fork. It is 'mpirun'.",
+            "launcher must be one of srun, fork. It is 'mpirun'.",
             'write launcher = "srun"',
         ),
-        ('launcher = "x"', "launcher must be one of srun, torchrun, fork. It is 'x'.", "change launcher in that file"),
+        ('launcher = "x"', "launcher must be one of srun, fork. It is 'x'.", "change launcher in that file"),
         ('time = "2h"', "time must be 30 (minutes)", 'write time = "2:00:00"'),
         ('mem = "32GB"', "mem must be a size such as 32G", 'write mem = "32G"'),
         ('modules = ["cuda/12 gcc"]', "modules must be names", 'write modules = ["cuda/12", "gcc"]'),

@@ -213,7 +213,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--name", "a\nb"), "name must be"),
     (("--partition", "a;b"), "partition must be"),
     (("--account", "`x`"), "account must be"),
-    (("--launcher", "mpirun"), "launcher must be one of srun, torchrun, fork"),
+    (("--launcher", "mpirun"), "launcher must be one of srun, fork"),
     (("--launcher", "fork", "--", "bash", "train.sh"), "--launcher srun, which runs any command"),
     (("--array", "seed="), "an empty value"),
     (("--array", "seed=3..1"), "the range 3..1 is empty"),
@@ -343,10 +343,7 @@ def test_a_launcher_in_the_command_is_refused_unless_it_is_meant(capsys, fake_sl
     argv = ("--gpus-per-node", "2", "--dry-run", "--", "torchrun", "t.py")
     status, out, err = run(capsys, *argv)
     assert (status, out) == (2, "")
-    assert (
-        "--launcher torchrun -- COMMAND (such as python SCRIPT), without torchrun and its options; to submit it anyway"
-        in err
-    )
+    assert "-- COMMAND (such as python SCRIPT), without torchrun and its options; to submit it anyway" in err
     status, out, _ = run(capsys, "--accept", "nested", *argv)
     assert status == 0
     assert "torchrun t.py" in out

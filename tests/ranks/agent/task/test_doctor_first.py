@@ -16,9 +16,7 @@ def launched(folder: Path, launcher: str, **env: str) -> tuple[int, str]:
     return launch(folder, "--launcher", launcher, "--doctor", "--", sys.executable, str(script), **env)
 
 
-@pytest.mark.parametrize(
-    "launcher", ["srun", *(pytest.param(one, marks=pytest.mark.full) for one in ("torchrun", "fork"))]
-)
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("fork", marks=pytest.mark.full)])
 def test_the_ranks_start_if_the_doctor_finds_nothing(launcher: str, tmp_path: Path) -> None:
     """One examines the node, if something else than srun starts its ranks."""
     status, said = launched(tmp_path, launcher)
@@ -27,7 +25,7 @@ def test_the_ranks_start_if_the_doctor_finds_nothing(launcher: str, tmp_path: Pa
     assert "Failed first" not in said
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+@pytest.mark.parametrize("launcher", ["srun", "fork"])
 def test_a_verdict_is_what_failed_first(launcher: str, tmp_path: Path) -> None:
     status, said = launched(tmp_path, launcher, GLOO_SOCKET_IFNAME="ib0")
     assert (status, said.count("error: GLOO_SOCKET_IFNAME names an interface that is not there: ib0.")) == (2, 1), said

@@ -174,8 +174,7 @@ def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path, file: str) -> 
     assert processes.oom_kills(tmp_path / "nowhere") == 0
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_ranks_end_with_their_agent_even_if_it_is_killed(tmp_path: Path, launcher: str) -> None:
+def test_ranks_end_with_their_agent_even_if_it_is_killed(tmp_path: Path) -> None:
     """Without cgroups, Slurm ends the tasks of a step, and not what they have started."""
     pids = tmp_path / "it's pids"
     program = f"""
@@ -191,7 +190,7 @@ with cluster_ddp.distributed():
     place["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     place |= {"LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     command = ("bash", "-c", f'"{sys.executable}" -c "$1"; true', "sh", program)  # there is a shell between them
-    with started(*command, options=(f"--launcher={launcher}",), **place) as task:
+    with started(*command, **place) as task:
         wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
         (pid,) = map(int, pids.read_text().split())
         began = processes.started(pid)

@@ -63,7 +63,7 @@ def test_the_results_of_all_ranks_of_the_last_start() -> None:
     assert job.results(timeout_s=scaled(LIMIT_S)) == ["done on 0", "done on 1"]
     first, second = sorted(job.run_dir.glob("*_result.pkl"))
     (job.run_dir / second.name.replace("_1_", "_2_")).write_bytes(pickle.dumps(("error", "of an earlier start")))
-    assert replace(job, tasks=3).results() == ["done on 0", "done on 1"]
+    assert replace(job, ranks=3).results() == ["done on 0", "done on 1"]
     second.unlink()
     with pytest.raises(JobError, match="rank 1 ended without a result"):
         job.results()
