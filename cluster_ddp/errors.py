@@ -107,9 +107,9 @@ class SpecError(ClusterDDPError):
     fields: tuple[str, ...] = ()
     """The fields of a job that it is about, so that it can be said where they are set."""
 
-    def about(self, *fields: str) -> SpecError:
-        """Note the fields of a job that it is about. Returns itself."""
-        self.fields = fields
+    def about(self, *fields: str, meant: object = None) -> SpecError:
+        """Note the fields of a job that it is about, and the value that was probably meant. Returns itself."""
+        self.fields, self.meant = fields, meant
         return self
 
 

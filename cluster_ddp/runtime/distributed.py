@@ -91,8 +91,8 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
     stop_signals.note_early(stop_signals.WARNINGS)
     reporter = FailureReporter()
     reporter.install()
-    reporter.collective_timeout_s = collective_timeout_s
-    reporter.topology = topology = Topology.from_environ(os.environ)
+    topology = Topology.from_environ(os.environ)
+    reporter.note_place(topology, collective_timeout_s=collective_timeout_s)
     _set_up_logging(topology)
     background_writer.forget()
     keep_through_stops()
@@ -106,8 +106,9 @@ def _meet(
     """Find the other ranks and make the process group."""
     device = all_devices[0]
     key = run_key(topology, os.environ)
-    reporter.store = store.meet(topology, device.type, key, timeout_s=timeout_s)
-    topology = arrived_ranks.with_common_restarts(topology, reporter.store)
+    common = store.meet(topology, device.type, key, timeout_s=timeout_s)
+    reporter.note_store(common)
+    topology = arrived_ranks.with_common_restarts(topology, common)
     host_setup.choose_interface(topology, os.environ)
     host_setup.warn_of_other_groups(topology, os.environ)
     peers = _join(topology, all_devices, reporter)
@@ -118,7 +119,7 @@ def _meet(
         collective_timeout_s=reporter.collective_timeout_s,
         peer_failed=peers.has_failed,
         key=key,
-        run_label=run_label.common(topology, reporter.store, os.environ),
+        run_label=run_label.common(topology, common, os.environ),
     )
     return world, peers
 
@@ -163,7 +164,7 @@ def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> None:
         restart_s=restart_s,
         end=functools.partial(reporter.end_hang, restart_s),
     )
-    reporter.hangs = hangs
+    reporter.note_hangs(hangs)
     hangs.start()
 
 
@@ -186,7 +187,7 @@ def _leave(reporter: FailureReporter, peers: PeerWatch, after: Stopped | None = 
     peers.stop()
     if reporter.hangs is not None:
         reporter.hangs.stop()
-    reporter.store = None  # later failures concern this rank only
+    reporter.note_store(None)
     process_group.leave()
     if after is not None and background_writer.are_stuck():
         process_exit.now(after.code)

@@ -170,8 +170,7 @@ def field_error(name: str, value: object, legal: str, *, meant: object = None, h
     by_default = f"what it takes: cluster-ddp submit --help-all; as a key: {name}"
     shown = " ".join(map(repr, value)) if isinstance(value, tuple) and value else repr(value)
     error = SpecError(f"A job with {name} {shown}:", f"{name} must be {legal}.", hint or _HINTS.get(name, by_default))
-    error.meant = meant
-    return error.about(name)
+    return error.about(name, meant=meant)
 
 
 def option_words(name: str, value: object) -> str:

@@ -35,6 +35,7 @@ OF_RANKS = {"rank_notes", "channel", "channel_server", "first_failure"}
 OF_FORK = {"option_types", "rank_end", "task.supervisor", "task.signals", "task.no_process_group", "task.warm_process"}
 MODULE_LINES = 500  # a look: a module is one noun, whole, and never split to meet a number
 FUNCTION_LINES = 45
+OTHERS_OBJECTS = {"arguments", "info", "level", "sys"}  # of argparse, tarfile, ctypes
 
 
 def name_of(path: Path) -> str:
@@ -148,6 +149,31 @@ def test_only_run_opens_what_says_whose_a_run_directory_is() -> None:
             name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
             found = {"File.SPEC", "File.JOB", "File.JOURNAL"} & {*named}
             assert not found or name in asks, f"{module}, line {call.lineno}: {name} of {found}"
+
+
+def test_no_attribute_is_set_from_outside_its_class() -> None:
+    """By its name: one that classes of other modules set, and none of this one. A method says what changes."""
+    of_modules: dict[str, set[str]] = {}  # attribute -> modules whose classes have it
+    for name, path in MODULES.items():
+        classes = [node for node in sources.nodes(path) if isinstance(node, ast.ClassDef)]
+        for node in (inner for one in classes for inner in ast.walk(one)):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node):
+                of_modules.setdefault(node.attr, set()).add(name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                of_modules.setdefault(node.target.id, set()).add(name)
+    outside = [
+        f"{name}: {ast.unparse(node)}"
+        for name, path in MODULES.items()
+        for node in sources.nodes(path)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if not is_own(node) and ast.unparse(node.value) not in OTHERS_OBJECTS
+        if name not in of_modules.get(node.attr, {name})
+    ]
+    assert not outside
+
+
+def is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
 def test_functions_are_short() -> None:

@@ -92,8 +92,7 @@ class LocalJob:
     def _start(self, start: int) -> Outcome:
         """One start. Returns how it ended."""
         ranks = self.size.world_size
-        name = round(time.time() * 1000)
-        self._history.begin(start, name)
+        name = self._history.begin(start)
         reports = self._reports = TaskReports(self.options.launcher, ranks, self.folder)
         shared = launch_env.common(self.options, self.folder)
         shared |= launch_env.on_this_machine(self.options, ranks, start)
@@ -103,7 +102,7 @@ class LocalJob:
             rank_notes.folder() as stacks,
         ):
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}", Env.STACKS: str(stacks)}
-            env[Env.START_ID] = str(name)
+            env[Env.START_ID] = name
             no_notes = Notes(Path(os.devnull))  # the ranks have supervisors of their own
             cancel = functools.partial(self._end, "CANCELLED")
             self._supervisor = Supervisor(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=cancel)

@@ -37,7 +37,7 @@ class Starts:
         self._began_s = slurm_commands.began_s(job.env) if is_ours else None  # another script may have done more
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
-        self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port)
+        self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port, self._examine)
         prepare = self._prepare if nodes.spares or nodes.least else None
         self._tasks = Tasks(
             *(noted, job.env, slurm.srun_ports),
@@ -46,7 +46,6 @@ class Starts:
             prepare=prepare,
             look=job.look,
         )
-        self.recovery.examine = self._tasks.examine
         self._on, self._is_in_step = srun_step.On(self.recovery.nodes.training), False  # where the next one begins
         self._left_logs: list[Path] = []  # of tasks that nobody can end
 
@@ -72,9 +71,7 @@ class Starts:
         job, on, launcher = self._job, self._on, self._job.options.launcher
         size = on.of(job.size)
         self._reports = TaskReports(launcher, size.world_size, job.folder, tasks=size.tasks(launcher))
-        name = round(time.time() * 1000)
-        job.env |= {**self._of_start(on, self.number), Env.START_ID: str(name)}
-        self._note_start(name, size.nodes)
+        job.env.update(self._of_start(on, self.number), **{Env.START_ID: self._note_start(size.nodes)})
         if self._is_in_step:
             self._tasks.again(self._reports, job.env)
             return
@@ -86,13 +83,13 @@ class Starts:
             self._tasks.start(*self._step(on, job.env), self._reports, job.early)
         job.early.clear()
 
-    def _note_start(self, name: int, training: int) -> None:
-        """Note what the job has, and how many of its nodes train: now, or for the first time since Slurm's start."""
+    def _note_start(self, training: int) -> str:
+        """Note what the job has, and how many nodes train: now, or since Slurm began. Returns its id."""
         job = self._job
         nodes = len(self.recovery.nodes.allocated) or job.size.nodes + job.options.spare_nodes
         has = {"nodes": nodes, "training": training, "gpus": job.size.gpus_per_node, "since": self._began_s}
-        self._history.begin(self.number, name, requeue=job.requeues, **has)
         self._began_s = None
+        return self._history.begin(self.number, requeue=job.requeues, **has)
 
     def _prepare(self, silent: Sequence[str]) -> None:
         """Let agents wait for the next start where it will be if silent nodes are lost."""
@@ -119,6 +116,9 @@ class Starts:
         ignored, stays = self._slurm.all_get_signals, self._tasks.stays
         options = job.options._replace(doctor=doctor, ignore_warnings=ignored, stays=stays, waits=waits)
         return srun_step.srun(options, job.size, job.folder, on), srun_step.step_env(options, job.size, env, on)
+
+    def _examine(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        return self._tasks.examine(nodes)
 
     def _judge(self) -> Outcome:
         """Say how a start has ended."""

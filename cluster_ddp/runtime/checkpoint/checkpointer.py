@@ -113,7 +113,7 @@ class Checkpointer:
             world.print(f"A resume restores {', '.join(restored)}, random number generators. All else begins anew.")
         self._saver = Saver(self._state, self._folder, self.run_dir, before_save, on_nan)
         if is_own:
-            self._saver.saved = self._saver.place
+            self._saver.note_place(is_saved=True)
         self._boundary = StepBoundary(self._saver, interval, self._stop_flag, parts.values())
 
     @property
@@ -150,7 +150,7 @@ class Checkpointer:
         try:
             while self.epoch < count and not self._is_finished():
                 self._state.set_epoch(self.epoch)
-                self.run_dir.repeats = self._state.begin_epoch()
+                self.run_dir.note_repeats(self._state.begin_epoch())
                 yield self.epoch
                 if self._is_finished():
                     return
@@ -182,7 +182,7 @@ class Checkpointer:
         self._state.restore_rng()
         try:
             while (done := self.steps) < steps and not self._is_finished():
-                self._boundary.turn = done
+                self._boundary.begin_turn(done)
                 yield done
                 if self._is_finished():
                     return
@@ -268,7 +268,7 @@ class Checkpointer:
             if not isinstance(shard, BatchIterator):
                 found = f"shard= is a {type(shard).__name__}: its place in an epoch can't be saved."
                 raise SpecError(asked, found, "shard=world.shard(dataset, batch_size=…), in place of a DataLoader")
-            if shard.before_pass:
+            if shard.is_in_loop:
                 found = "another Checkpointer's loop is reading this shard."
                 raise SpecError(asked, found, "give all parts of a training to one Checkpointer")
             if (shard.rank, shard.world_size) != (world.rank, world.world_size):

@@ -65,7 +65,8 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     state.load(functools.partial(read, path), shards)
     if is_own:  # else those of this script hold: it may freeze what the other one has trained
         state.load_settings(settings, first_settings)
-    state.is_finished = is_finished
+    if is_finished:
+        state.finish()
     if is_own:
         with run_dir.written():
             run_dir.continue_metrics(metrics_bytes)
@@ -80,7 +81,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
 def _note_start(state: TrainingState, run_dir: RunDir, saved_by: Mapping[str, Any]) -> None:
     """Note in starts.jsonl that the run starts, which is the one that has saved the checkpoint, if that is its own."""
     if state.world.is_main:
-        state.run_key = _key(saved_by) or _key(start_log.last_start(run_dir.path)) or secrets.token_hex(8)
+        state.name_run(_key(saved_by) or _key(start_log.last_start(run_dir.path)) or secrets.token_hex(8))
         start_log.note_start(
             run_dir.path,
             state.world.topology,

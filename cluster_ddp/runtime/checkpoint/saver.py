@@ -61,8 +61,7 @@ class Saver:
         self.world, self.state, self.folder = state.world, state, folder
         self.run_dir, self._before_save, self._on_nan = run_dir, before_save, on_nan
         self._has_told = False
-        self.saved: Place = (-1, -1)
-        """The place of the last save that began."""
+        self._saved: Place = (-1, -1)  # the place of the last save that began
         self._slow: Place | None = None  # that of the one which was last said to be slow
         self._saved_at_s = time.monotonic()
         self._copied: dict[str, Any] | None = None
@@ -79,7 +78,16 @@ class Saver:
     @property
     def has_saved(self) -> bool:
         """Whether the last save that began is of this place."""
-        return self.saved == self.place
+        return self._saved == self.place
+
+    @property
+    def has_saved_step(self) -> bool:
+        """Whether it is of this step, perhaps before the epoch's end."""
+        return self._saved[1] == self.state.steps
+
+    def note_place(self, *, is_saved: bool) -> None:
+        """Note whether a checkpoint has this place, with all that there is to say of it."""
+        self._saved = self.place if is_saved else (-1, -1)
 
     @property
     def is_written(self) -> bool:
@@ -106,12 +114,12 @@ class Saver:
         write = write or has_failed
         self._saved_at_s = time.monotonic() if write else self._saved_at_s
         if is_busy:
-            if self.world.is_main and write and self._slow != self.saved:
-                self._slow = self.saved
+            if self.world.is_main and write and self._slow != self._saved:
+                self._slow = self._saved
                 words = "The checkpoint before step %d is still being written; this one is skipped. (%s)"
                 log.warning(words, self.state.steps, writer.at_work())
             return
-        self.saved = self.place if write else self.saved
+        self._saved = self.place if write else self._saved
         self._copy()
         self._held = "write" if write else "copy"
         if not hold:
@@ -164,7 +172,7 @@ class Saver:
             return bool(is_again)
         self.wait()
         if any(self._of_writers(bool(self.folder.failure))):  # this one's success would hide that
-            self.saved = (-1, -1)
+            self._saved = (-1, -1)
         if not (of_copy and self.world.broadcast(self._has_copy())):
             if any(self._of_writers(self.folder.writer.is_busy())):  # it was given up, but still reads the copy
                 return False

@@ -87,6 +87,22 @@ class TrainingState:
     def _is_copied_here(self) -> bool:
         return self.world.is_main or self.is_sharded
 
+    def count_step(self) -> None:
+        """Count a step."""
+        self.steps += 1
+
+    def finish(self) -> None:
+        """Note that the training has ended before all its epochs or steps."""
+        self.is_finished = True
+
+    def note_left_at(self, steps: list[int] | None) -> None:
+        """Note where the loop of this epoch was left; see `left_at`."""
+        self.left_at = steps
+
+    def name_run(self, key: str) -> None:
+        """On rank 0: note the key of this run."""
+        self.run_key = key
+
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the current epoch, from 0, which shuffles the data."""
         self._is_inside &= epoch == self.epoch

@@ -20,7 +20,6 @@ from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import Saver
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement, watch_time_limit
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
-from cluster_ddp.runtime.failure import last_progress
 from cluster_ddp.runtime.profiling.step_times import StepTimes
 from cluster_ddp.runtime.run_dir import start_log
 from cluster_ddp.runtime.stop_signals import StopFlag, Stopped
@@ -48,8 +47,7 @@ class StepBoundary:
         shards = self._state.shards
         self._began_at = [shard.step for shard in shards] if any(shard.seen for shard in shards) else None
         self._changes = ChangesBeforeLoop(self.world, self._state.parts)
-        self.turn = 0
-        """Without a shard: the steps before this turn of the loop."""
+        self._turn = 0  # without a shard: the steps before this turn of the loop
         self._seen_at_step: list[int] = []  # of each shard, at the last step
         self._place_at_step: tuple[int, ...] = ()
         self._trained_on: set[BatchIterator] = set()  # those with a step in this epoch
@@ -59,7 +57,8 @@ class StepBoundary:
         self._stops = False  # once the loop's body has run
         self._thread = threading.get_ident()
         self._is_read_elsewhere = False  # by another thread
-        self._steps_at_start = self._run_dir.steps = last_progress.steps = self._state.steps
+        self._steps_at_start = self._state.steps
+        self._run_dir.note_steps(self._state.steps)
         watch_time_limit(stop_flag, self.world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
         self.times = StepTimes(self._state.shards, parts, world_size=self.world.world_size)
@@ -82,17 +81,18 @@ class StepBoundary:
         self.total = total
         _in_loop.add(self)
         for shard in self._state.shards:
-            shard.before_pass = self.before_pass
-            shard.after_batch = self.after_body
-            shard.at_end = self.after_last_batch
+            shard.enter(self)
 
     def leave(self) -> None:
         """Leave that loop."""
         _in_loop.discard(self)
+        self._state.unsaved.leave()
         for shard in self._state.shards:
-            if shard.before_pass == self.before_pass:
-                # They refer to this training and all its memory.
-                shard.before_pass = shard.after_batch = shard.at_end = None
+            shard.leave(self)
+
+    def begin_turn(self, steps: int) -> None:
+        """Without a shard: begin a turn of the loop, after so many steps."""
+        self._turn = steps
 
     def before_pass(self, shard: BatchIterator) -> None:
         """Raise SpecError if the epoch's pass was left before its end: a new one would lose its place."""
@@ -103,7 +103,7 @@ class StepBoundary:
         self._is_read_elsewhere = threading.get_ident() != self._thread
         if not self._is_read_elsewhere:
             self._state.begin_pass()
-            self._run_dir.repeats = False
+            self._run_dir.note_repeats(False)
 
     def after_step(self) -> None:
         """Count a step. Save if a save is due, and stop if the job has to."""
@@ -113,11 +113,11 @@ class StepBoundary:
         for shard in [shard for shard in shards if shard.is_accumulated] or shards:
             shard.check_step(told=self.world.is_main)
         self.times.begin()
-        self._state.steps += 1
+        self._state.count_step()
         self._seen_at_step = [shard.seen for shard in shards]
         begins_epoch = not self._is_training
         self._is_training = True
-        self._run_dir.steps = last_progress.steps = self._state.steps
+        self._run_dir.note_steps(self._state.steps)
         is_first = self._state.steps == self._steps_at_start + 1
         if is_first:
             self._state.reserve()  # now the optimizer also has its state
@@ -191,10 +191,10 @@ class StepBoundary:
 
     def end_early(self) -> None:
         """End the training before all its epochs or steps are done; see `end`."""
-        self._state.is_finished = True
+        self._state.finish()
         if self._is_at_end():
             self._next_epoch()
-        self._saver.saved = (-1, -1)  # a checkpoint of this step does not say that it is the last one
+        self._saver.note_place(is_saved=False)  # a checkpoint of this step does not say that it is the last one
         self.end()
 
     def end(self) -> None:
@@ -246,7 +246,7 @@ class StepBoundary:
             )
             hint = "loop over the shard itself, not a list of it; evaluate on another one: world.shard(…)"
             raise self._no_place(found, hint)
-        place = (self._state.epoch, *(shard.seen for shard in shards)) if shards else (self.turn,)
+        place = (self._state.epoch, *(shard.seen for shard in shards)) if shards else (self._turn,)
         if place == self._place_at_step:
             hint = (
                 "call checkpoint.step() once for each batch, after its last optimizer step, and read none ahead of it"
@@ -286,7 +286,8 @@ class StepBoundary:
             found = f"its loop {end}{other}. Does the script count batches itself?"
             hint = "a resume does not know of such a count: `if shard.step == 100: break`, not enumerate or islice"
             log.error("%s\nTraining continues.", CheckpointError(asked, found, hint))
-        self._state.left_at, self._began_at = left_at, None
+        self._state.note_left_at(left_at)
+        self._began_at = None
 
     def _tell_of_no_step(self) -> None:
         """Say once if optimizers made steps in this epoch, and none was counted."""
@@ -303,7 +304,7 @@ class StepBoundary:
 
     def _next_epoch(self) -> None:
         self._state.set_epoch(self._state.epoch + 1)
-        self._run_dir.repeats = False  # no batch was read
+        self._run_dir.note_repeats(False)  # no batch was read
         self._is_training = False
         self._trained_on.clear()
         self._read_together.clear()
@@ -312,7 +313,7 @@ class StepBoundary:
         """Whether the loop has a batch, or without a shard a turn, whose step was not counted."""
         shards = self._state.shards
         if not shards:
-            return self in _in_loop and self._state.steps == self.turn
+            return self in _in_loop and self._state.steps == self._turn
         is_read = any(shard in being_read for shard in shards)
         return is_read and [shard.seen for shard in shards] != self._seen_at_step
 
@@ -324,7 +325,7 @@ class StepBoundary:
         """Save or stop after a step or an epoch."""
         steps = self._state.steps
         save = self._interval.is_due(steps, self._state.epoch, epoch_ended=epoch_ended)
-        save = save and not (epoch_ended and self._saver.saved[1] == steps)  # already saved after the last batch
+        save = save and not (epoch_ended and self._saver.has_saved_step)  # already saved after the last batch
         is_exchange = epoch_ended or self._exchange.is_due()
         if is_exchange:
             stop, minutes_are_over = self._exchange.collect(*self._flags(), own_s=self.times.own_s)

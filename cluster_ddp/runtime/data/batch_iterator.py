@@ -6,8 +6,8 @@ import logging
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from cluster_ddp.errors import SpecError
 
@@ -15,6 +15,19 @@ log = logging.getLogger("cluster_ddp")
 
 being_read: weakref.WeakSet[BatchIterator] = weakref.WeakSet()
 """Those that a loop is reading now."""
+
+
+class Loop(Protocol):
+    """The loop of a training, which reads a shard."""
+
+    def before_pass(self, shard: BatchIterator) -> None:
+        """Called before each pass over a shard."""
+
+    def after_body(self) -> None:
+        """Called when the next batch is asked for: all code of the loop's body has run."""
+
+    def after_last_batch(self) -> None:
+        """Called after the last batch of a pass, before the loop over the shard ends."""
 
 
 class BatchIterator(ABC):
@@ -34,8 +47,7 @@ class BatchIterator(ABC):
         """Number of passes in this epoch, in this process, that had a batch."""
         self.is_read_whole = False
         """Whether one of them has come to its end."""
-        self.before_pass: Callable[[BatchIterator], object] | None = None
-        """Called with this before each pass."""
+        self._loop: Loop | None = None
         self.size = size
         """Number of samples in an epoch, of all ranks together; None while it is unknown."""
         self.accumulates = accumulates
@@ -46,10 +58,6 @@ class BatchIterator(ABC):
         """Number of the batch in its epoch, from 0; -1 before the first. Of the update, if that has several batches."""
         self.seen = 0
         """Samples of the epoch that all ranks together have seen, including this batch."""
-        self.after_batch: Callable[[], object] | None = None
-        """Called when the batch after this one is asked for: all code of the loop's body has run."""
-        self.at_end: Callable[[], object] | None = None
-        """Called after the last batch of a pass, before the loop ends."""
         self._update_start = self._update_samples = 0  # of the epoch, before this update; of it, on all ranks
         self._is_weighted, self._has_told = True, False
         self.is_accumulated = False
@@ -66,6 +74,23 @@ class BatchIterator(ABC):
         """Whether the current batch is the last one of its epoch; the same on all ranks."""
 
     @property
+    def is_in_loop(self) -> bool:
+        """Whether the loop of a training has it."""
+        return self._loop is not None
+
+    def enter(self, loop: Loop) -> None:
+        """Let the loop of a training know of each pass and batch."""
+        self._loop = loop
+
+    def leave(self, loop: Loop) -> None:
+        """Forget the loop, which refers to a training and all its memory, if it is that one."""
+        self._loop = None if self._loop is loop else self._loop
+
+    def note_accumulation(self) -> None:
+        """Note that `World.accumulate` has a batch of it."""
+        self.is_accumulated = True
+
+    @property
     def ends_update(self) -> bool:
         """Whether this batch is the last one of its update; the same on all ranks."""
         return True
@@ -75,8 +100,8 @@ class BatchIterator(ABC):
         """Set the epoch of the next pass, from 0. A new epoch starts at its beginning."""
 
     def __iter__(self) -> Iterator[Any]:
-        if self.before_pass:
-            self.before_pass(self)
+        if self._loop is not None:
+            self._loop.before_pass(self)
         elif self.passes == 1 and self._shuffles and not self._has_epochs and self.rank == 0:
             log.warning(
                 "The second pass over a shard has the order of the first, as its epoch was not set. Loop over "
@@ -171,8 +196,12 @@ class BatchIterator(ABC):
         self.began_s, self.waited_s = time.monotonic(), 0.0
 
     def _asked_for_next(self) -> None:
-        if self.after_batch:
-            self.after_batch()
+        if self._loop is not None:
+            self._loop.after_body()
+
+    def _ended(self) -> None:
+        if self._loop is not None:
+            self._loop.after_last_batch()
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:

@@ -264,8 +264,7 @@ class Shard(BatchIterator):
             if self.rank == 0:
                 self._attributes.tell(self.batches.epoch)
             self._asked_for_next()
-        if self.at_end:
-            self.at_end()
+        self._ended()
 
     def _check_order(self) -> None:
         """Say so if the sampler's order is another one than before a resume, or at the end of the first epoch."""

@@ -111,8 +111,7 @@ class Stream(BatchIterator):
         self._begin_pass(self.step + 1, self.seen)
         if not self.is_at_end:
             yield from self._pass()
-        if self.at_end:
-            self.at_end()
+        self._ended()
 
     def _pass(self) -> Iterator[Any]:
         """One batch is always ahead, so that the ranks can agree on it while they train on the one before."""
@@ -153,8 +152,7 @@ class Stream(BatchIterator):
 
     def _records(self) -> Iterator[Record]:
         """Yield this rank's batches, and note which readers have come to their end."""
-        self._orders.number, self._orders.turn = self._number, self._places.turn
-        self._orders.starts = self._places.starts(self._epoch, self.seen)
+        self._orders.begin_pass(self._number, self._places.turn, self._places.starts(self._epoch, self.seen))
         loaded = iter(self._loader) if self._device is None else copied(self._loader, self._device, ahead=True)
         for record in loaded:
             self._firsts.note(record.worker, record.first)
@@ -196,14 +194,18 @@ class _Orders:
     end, which would then wait five seconds for each worker.
     """
 
-    number = turn = 0
-    starts: Sequence[Start] = ()
+    _number = _turn = 0
+    _starts: Sequence[Start] = ()
+
+    def begin_pass(self, number: int, turn: int, starts: Sequence[Start]) -> None:
+        """Begin the pass of this number with the reader whose turn it is; `starts` are those of all readers."""
+        self._number, self._turn, self._starts = number, turn, starts
 
     def __iter__(self) -> Iterator[Order]:
         for place in count():
-            step = place - self.turn
-            start = self.starts[place % len(self.starts)] if 0 <= step < len(self.starts) else None
-            yield Order(self.number, max(step, -1), start)
+            step = place - self._turn
+            start = self._starts[place % len(self._starts)] if 0 <= step < len(self._starts) else None
+            yield Order(self._number, max(step, -1), start)
 
 
 def _other_shares(before: tuple[int, int], now: tuple[int, int]) -> DataError:

@@ -70,6 +70,18 @@ class FailureReporter:
         """Replace sys.excepthook."""
         sys.excepthook = self._excepthook
 
+    def note_place(self, topology: Topology, *, collective_timeout_s: float) -> None:
+        """Note this rank's place, and how many seconds it waits for the others."""
+        self.topology, self.collective_timeout_s = topology, collective_timeout_s
+
+    def note_store(self, store: dist.Store | None) -> None:
+        """Note the store of the ranks; None at the end: later failures concern this rank only."""
+        self.store = store
+
+    def note_hangs(self, hangs: HangWatch) -> None:
+        """Note who knows where the ranks are."""
+        self.hangs = hangs
+
     def report(self, error: BaseException) -> None:
         """Print an exception; or, if another rank failed first, one line that names it.
 

@@ -52,6 +52,10 @@ class HangAnswers:
         """Forget the answers: a hang is over."""
         self._hang, self.lost_store = self._hang + 1, False
 
+    def ask_store_again(self) -> None:
+        """Let the next question reach the store, though it did not answer before."""
+        self.lost_store = False
+
     def here(self, error: BaseException | None, workers: tuple[str, ...]) -> Answer:
         """Return where this rank is now; after an error of a collective, where that was raised."""
         place = stacks.place(stacks.live() if error is None else stacks.of_error(error))

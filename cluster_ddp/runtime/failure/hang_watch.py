@@ -157,7 +157,7 @@ class HangWatch:
         while not self._stopped.wait(min(self._every_s, max(0.0, self._end_at - time.monotonic()))):
             now = time.monotonic()  # a suspension that comes later makes no hang of what is seen now
             if last_progress.note_suspension(self._every_s):
-                self.answers.lost_store = False  # a question that was suspended has timed out
+                self.answers.ask_store_again()  # a question that was suspended has timed out
             with contextlib.suppress(Exception):
                 self._look(now)
             if self._answered_at >= 0:
@@ -198,7 +198,7 @@ class HangWatch:
     def _end_if_silent(self) -> None:
         """End the start if ranks still do not answer. They have had the time to, and no step has come."""
         self._end_at = _NEVER
-        self.answers.lost_store = False  # it may answer again
+        self.answers.ask_store_again()  # it may answer now
         with self._judging:
             self._judge(patience_s=0.0)
         if self.silent and not self._is_over():

@@ -19,6 +19,18 @@ steps: int | None = None
 _suspensions = processes.Suspensions()
 
 
+def begin_run(path: Path) -> None:
+    """Note the run directory of a training, whose steps nobody counts yet."""
+    global run_dir, steps
+    run_dir, steps = path, None
+
+
+def note_steps(count: int) -> None:
+    """Note the number of steps since the beginning of the training."""
+    global steps
+    steps = count
+
+
 def note_step() -> None:
     """Note that a step is done. From the first one on, the hang watch is awake."""
     global last_s

@@ -105,7 +105,7 @@ def accumulate(model: torch.nn.Module, batch: BatchIterator | int, *, every: int
     """Run forward and backward in the body as `World.accumulate` describes, with its errors."""
     is_last = _is_last(batch, every)
     if not isinstance(batch, int):
-        batch.is_accumulated = True
+        batch.note_accumulation()
     # torch.compile's wrapper has the names of what it wraps, too.
     set_sync = getattr(model, "set_requires_gradient_sync", None)  # of FSDP2
     if set_sync is None and not hasattr(model, "no_sync"):

@@ -70,10 +70,10 @@ def recorded(device: torch.device) -> Iterator[None]:
             with operations, _Factories():
                 yield
         finally:
-            recording.ends_after = operations.last_random()
+            recording.end(after=operations.last_random())
             if recording.ends_after is not None or not operations.ends:
                 rng.set_of_device(device, recording.generator)
-    recording.registered = {id(tensor): (one, tensor._version) for one in registered if (tensor := one()) is not None}
+    recording.register(registered)
     recordings.append(recording)
 
 

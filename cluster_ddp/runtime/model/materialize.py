@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,14 @@ class Recording:
     """Parameters and buffers, by their id, and how often each had been changed when the body ended."""
     ends_after: int | None = None
     """The random operation after which the body ended; None if it had set the generator's state itself."""
+
+    def end(self, *, after: int | None) -> None:
+        """Note after which random operation the body ended; see `ends_after`."""
+        self.ends_after = after
+
+    def register(self, tensors: Iterable[weakref.ref[torch.Tensor]]) -> None:
+        """Note the parameters and buffers that the body has left."""
+        self.registered = {id(tensor): (one, tensor._version) for one in tensors if (tensor := one()) is not None}
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of what a tensor's storage contains; None if it was not made in the body."""

@@ -70,7 +70,7 @@ class RunDir:
         """On rank 0: when the start before was last seen alive, in seconds of UNIX time; None if that is unknown."""
         self._of_first_record = dict(zip(OF_FIRST_RECORD, (RECORDS_VERSION, world.topology.restart_count)))
         world.run_log[:] = [self.log]
-        last_progress.run_dir, last_progress.steps = self.path, None
+        last_progress.begin_run(self.path)
         if world.is_main:
             self._claim()
         if world.is_main and (names := os.environ.get(Env.TRACK, "").split()):
@@ -79,6 +79,15 @@ class RunDir:
         if world.topology.local_rank == 0:
             node_usage.start(self.path, world.topology, os.environ)
             world.before_leaving(node_usage.stop)
+
+    def note_steps(self, steps: int) -> None:
+        """Note the number of steps since the beginning of the training."""
+        self.steps = steps
+        last_progress.note_steps(steps)
+
+    def note_repeats(self, repeats: bool) -> None:
+        """Note whether the script's code runs a second time; see `repeats`."""
+        self.repeats = repeats
 
     def _claim(self) -> None:
         """Make it, and lock it."""

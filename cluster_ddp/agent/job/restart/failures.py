@@ -45,10 +45,12 @@ class History:
         """How often the ranks were started again in an allocation."""
         return sum(one.then == Then.RESTART for one in self.failures)
 
-    def begin(self, start: int, name: int, **has: Any) -> None:
-        """Note a start of the ranks, with the name that they have for it, and what the job has of the cluster."""
+    def begin(self, start: int, **has: Any) -> str:
+        """Note a start of the ranks, and what the job has of the cluster. Returns its id (`Env.START_ID`)."""
         self._has_begun = True
-        self._note(Event.START, start=start, id=name, **has)
+        now = round(time.time() * 1000)
+        self._note(Event.START, start=start, id=now, **has)
+        return str(now)
 
     def note_nodes(self, count: int) -> None:
         """Note how many nodes the job has from now on."""

@@ -20,14 +20,22 @@ from cluster_ddp.slurm.variables import Variables
 
 
 class Recovery:
-    """What a job knows for its restarts. Its nodes may not be known, or need not be."""
+    """What a job knows for its restarts. Its nodes may not be known, or need not be.
+
+    `examine` lets spares examine themselves; it returns node -> what is wrong, for those that can't be used.
+    """
 
     def __init__(
-        self, options: Options, env: Mapping[str, str], history: History, nodes: Nodes = UNKNOWN, slurmd_port: int = 0
+        self,
+        options: Options,
+        env: Mapping[str, str],
+        history: History,
+        nodes: Nodes = UNKNOWN,
+        slurmd_port: int = 0,
+        examine: Callable[[Sequence[str]], Mapping[str, str]] = lambda nodes: {},
     ) -> None:
         self._options, self._env, self._history, self._slurmd_port = options, env, history, slurmd_port
-        self.examine: Callable[[Sequence[str]], Mapping[str, str]] = lambda nodes: {}
-        """Lets spares examine themselves; returns node -> what is wrong, for those that can't be used."""
+        self._examine = examine
         before = {node: BEFORE for one in history.failures for node in one.without}
         # Of a range, all that Slurm has given: one that was lost may be back, and the requeue has excluded the others.
         self.nodes = (None if nodes.least else nodes.without(before)) or nodes
@@ -107,7 +115,7 @@ class Recovery:
         while True:
             found = failures.what_follows(now, before, out, restarts, self.nodes, self._has_others)
             new = [node for node in found.nodes.training if node not in self.nodes.training] if found.nodes else []
-            if not (faults := self.examine(new) if new else {}):
+            if not (faults := self._examine(new) if new else {}):
                 return found
             out = {**out, **{node: Reason(fault) for node, fault in faults.items()}}
 

@@ -53,11 +53,16 @@ class ScriptState:
             carried |= dict.fromkeys(iterators)
             for name, one in read.items():
                 name = type(one).__name__ if name == "self" else name
+                one = type(one) if self._is_known(one) else one
                 if self._read.get(name) is not one:  # else it may have changed since the last look
                     self._read[name] = one
                     self._before.pop(name, None)
         self._before = self._now() | self._before
         return [*carried]
+
+    def leave(self) -> None:
+        """Forget what the loop reads: it has ended, and its objects may refer to this training."""
+        self._read.clear()
 
     def changed(self) -> list[str]:
         """Return, each once, the places in what it reads that have changed since."""
@@ -82,16 +87,18 @@ class ScriptState:
 
     def _inside(self, place: str, value: Any, depth: int, seen: set[int]) -> Contents:
         """The contents of a value, or of an object's attributes, by their places."""
-        kind = type(value)
         if isinstance(value, PLAIN):
             return {place: value}
-        if id(value) in seen or isinstance(value, type) or not depth:
+        if id(value) in seen or not depth:
             return {}
         seen.add(id(value))
+        kind = value if isinstance(value, type) else type(value)
         is_of_script = is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
         of_class = vars(kind) if is_of_script else {}
-        found = {f"{kind.__name__}.{name}": one for name, one in of_class.items() if type(one) in (int, float)}
-        if self._is_known(value):
+        found: Contents = {
+            f"{kind.__name__}.{name}": one for name, one in of_class.items() if type(one) in (int, float)
+        }
+        if value is kind or self._is_known(value):
             return found
         if (content := content_of(value, _version)) is not None:
             return {place: content}

@@ -118,6 +118,10 @@ class Unsaved:
                 found = f"{type(optimizer).__name__} has another parameter group since the Checkpointer was made."
                 self._say(step, found, _OF_GROUPS, lost="A resume whose optimizer begins without it is refused.")
 
+    def leave(self) -> None:
+        """Call it when the loop has ended: its objects are not kept."""
+        self._script.leave()
+
     def tell(self, step: int) -> None:
         """Say what this step's checkpoint lacks, each once. Call it on rank 0, when its device has done its work."""
         for (_, first), (name, buffer) in zip(self._buffers, self._temporary_buffers()):  # none: no state is made

@@ -825,7 +825,10 @@ TABLE: dict[Callable[[Loop], None], str] = {
     a_second_epochs_loader: "a DataLoader is read whose place is not saved",
     a_second_epochs_scheduler: "StepLR is a scheduler of a part, and is no part",
     a_stream_of_a_loader: EXACT,
-    a_loader_in_until: "a DataLoader is read whose place is not saved",
+    a_loader_in_until: (
+        "carries variables from step to step: batches",
+        "a DataLoader is read whose place is not saved",
+    ),
     a_scheduler_that_is_no_part: "StepLR is a scheduler of a part, and is no part",
     a_scheduler_in_a_scheduler: EXACT,
     a_scheduler_that_steps_late: EXACT,
@@ -930,10 +933,11 @@ def test_no_loop_trains_wrongly_without_a_word(tmp_path: Path, kind: str, count:
     for end in run_ranks(heard, steps, tmp_path):
         assert end.exit_code == 0, end.output
     said = json.loads((tmp_path / "said-0.json").read_text())
+    silent = {}
     for loop, expected in TABLE.items():
         words = said[loop.__name__]
         expected = EXACT if kind == "fsdp" and loop in EXACT_WITH_FSDP else expected
         wanted = expected if isinstance(expected, tuple) else (expected,) if expected else ()
-        assert len(words) == len(wanted), (loop.__name__, words)
-        for pattern, one in zip(wanted, words):
-            assert re.search(pattern, one, re.DOTALL), (loop.__name__, words)
+        if len(words) != len(wanted) or not all(re.search(*pair, re.DOTALL) for pair in zip(wanted, words)):
+            silent[loop.__name__] = words
+    assert not silent

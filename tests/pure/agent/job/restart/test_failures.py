@@ -42,7 +42,7 @@ def again(run_dir: Path) -> list[Failed]:
 def begun(run_dir: Path, job: str = "12", **options: Any) -> History:
     """That of a job's first start."""
     history = History(run_dir, job, is_first=True, **options)
-    history.begin(0, 7)
+    history.begin(0)
     return history
 
 
@@ -70,7 +70,7 @@ def test_a_new_job_forgets_those_of_an_earlier_one(run_dir: Path) -> None:
 
 def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
     first, second = (History(run_dir, "12", is_first=True) for _ in range(2))
-    first.begin(0, 7, nodes=2, since=5.0)
+    own = first.begin(0, nodes=2, since=5.0)
     (run_dir / File.PROGRESS).write_text("step-1.pt")
     os.utime(run_dir / File.PROGRESS, (7.5, 7.5))
     with pytest.raises(KeyError), contextlib.closing(second):
@@ -80,7 +80,8 @@ def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
         raise KeyError
     noted = [json.loads(line) for line in (run_dir / File.JOURNAL).read_text().splitlines()]
     at_s = noted[0]["time"]
-    assert noted[0] == {"event": "start", "time": at_s, "job": "12", "start": 0, "id": 7, "nodes": 2, "since": 5.0}
+    known = {"event": "start", "time": at_s, "job": "12", "start": 0, "nodes": 2, "since": 5.0}
+    assert noted[0] == {**known, "id": int(own)}
     assert noted[1] == {"event": "over", "time": noted[1]["time"], "job": "12", "saved": 7.5} and noted[1]["time"] > 1e9
     assert (History(None, "12", is_first=True).saved_s, second.saved_s) == (None, 7.5)
     History(None, "12", is_first=True).close()

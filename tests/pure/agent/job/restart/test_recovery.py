@@ -54,9 +54,7 @@ class Job:
         history = History(self.run_dir if run_dir else None, "12", is_first=not requeues)
         job = {"SLURM_JOB_ID": "71", "SLURM_JOB_PARTITION": "gpu", "SLURM_RESTART_COUNT": str(requeues)}
         asked = Options(restarts=restarts, nodes=range_)
-        recovery = Recovery(asked, {**os.environ, **job}, history, nodes, slurmd_port)
-        recovery.examine = self._examine
-        return recovery
+        return Recovery(asked, {**os.environ, **job}, history, nodes, slurmd_port, self._examine)
 
     def _examine(self, nodes: Sequence[str]) -> Mapping[str, str]:
         self.asked.append([*nodes])
