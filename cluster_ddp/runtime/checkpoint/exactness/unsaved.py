@@ -7,6 +7,7 @@ Checkpointer: optimizers, schedulers, scalers, parameters, shards, DataLoaders.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import logging
@@ -89,7 +90,9 @@ class Unsaved:
         self._trained: set[str] = set()  # those in training mode in the first step
         self._buffers: list[tuple[str, torch.Tensor]] = []  # that are not persistent, as they were then
         self._settings, self._meters = settings, _OtherMeters()
-        self._script = ScriptState(self._is_restored)
+        self._script = ScriptState(
+            functools.partial(_is_restored, self._saved, shards)
+        )  # this object would never be freed
         self._told: set[str] = set()
         self._has_told_attributes = self._has_told_replaced = False
 
@@ -228,22 +231,12 @@ class Unsaved:
 
     def _saved_modules(self) -> Iterator[torch.nn.Module]:
         """The modules among what is saved, in it, and in its attributes."""
-        for one in self._saved_objects():
+        for one in _with_attributes(self._saved):
             if isinstance(one, torch.nn.Module):
                 yield from one.modules()
 
-    def _saved_objects(self) -> Iterator[object]:
-        """What is saved, and its attributes."""
-        for saved in self._saved:
-            yield from (saved, *getattr(saved, "__dict__", {}).values())
-
     def _is_saved(self, one: object) -> bool:
-        return any(one is saved for saved in self._saved_objects())
-
-    def _is_restored(self, one: object) -> bool:
-        """Whether it is saved, is a shard, or takes its items from one."""
-        is_iterator = isinstance(one, Iterator)
-        return self._is_saved(one) or any(_reaches(one, shard, 4 if is_iterator else 0) for shard in self._shards)
+        return any(one is saved for saved in _with_attributes(self._saved))
 
     def _inside_parts(self) -> set[object]:
         """The optimizers and schedulers among the parts, and in their attributes, such as SequentialLR's list."""
@@ -282,6 +275,20 @@ def _objects_of(*wanted: type) -> list[Any]:
         left += kind.__subclasses__()
     objects = gc.get_objects()
     return list(itertools.compress(objects, map(kinds.__contains__, map(type, objects))))
+
+
+def _with_attributes(saved: Iterable[object]) -> Iterator[object]:
+    """What is saved, and its attributes."""
+    for one in saved:
+        yield from (one, *getattr(one, "__dict__", {}).values())
+
+
+def _is_restored(saved: Iterable[object], shards: Iterable[BatchIterator], one: object) -> bool:
+    """Whether an object is saved, is a shard, or takes its items from one."""
+    depth = 4 if isinstance(one, Iterator) else 0
+    return any(one is other for other in _with_attributes(saved)) or any(
+        _reaches(one, shard, depth) for shard in shards
+    )
 
 
 def _is_numbered(shards: Sequence[BatchIterator]) -> bool:
