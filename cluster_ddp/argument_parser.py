@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse finds, as a SpecError."""
-        found = re.sub(r"^argument (\S+): ", r"\1 ", message)
+        found = re.sub(r"^argument ([^\s/]+)\S*: ", r"\1 ", message)  # of several names, the first
         raise SpecError(ASKED, found if found.endswith("?") else f"{found}.", self.shows_all)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -161,6 +161,7 @@ def add_fields(
     left_out: Sequence[str] = (),
     forms: Mapping[str, Mapping[str, Any]] | None = None,
     defaults: Mapping[str, str] | None = None,
+    names: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Add an option for each field of a dataclass. One that is not given is None.
 
@@ -171,6 +172,7 @@ def add_fields(
         left_out: fields without an option.
         forms: what `add_argument` gets for a field, where its type does not tell.
         defaults: what the help calls the default of a field that is None.
+        names: other names of a field's option.
     """
     texts, kinds = field_texts(of) if with_texts else {}, typing.get_type_hints(of)
     for field in (field for field in dataclasses.fields(of) if field.name not in left_out):
@@ -182,7 +184,8 @@ def add_fields(
         is_shown = shown not in (None, False, "", dataclasses.MISSING)
         default = (defaults or {}).get(field.name, str(shown) if is_shown else "")
         text = texts.get(field.name, "") + (f" (default: {default})" if default else "")
-        group.add_argument("--" + field.name.replace("_", "-"), help=text.replace("%", "%%"), **form)
+        options = ["--" + field.name.replace("_", "-"), *(names or {}).get(field.name, ())]
+        group.add_argument(*options, help=text.replace("%", "%%"), **form)
 
 
 def add_on(group: Any) -> None:

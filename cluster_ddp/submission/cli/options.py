@@ -48,14 +48,15 @@ _PASSED_ON = """
 """
 _SBATCHS = SET_ELSEWHERE.union(_PASSED_ON.split()) - {"help", "parsable", "usage", "version"}  # of any program
 _LETTERS = "AabCcDdeFGHiJkLMNnOopqSstwx"
-# An option of sbatch -> the option here.
+# A field -> sbatch's other names of it.
+_NAMES: Mapping[str, Sequence[str]] = {
+    **{"name": ("-J", "--job-name"), "nodes": ("-N",), "cpus_per_task": ("-c",), "time": ("-t",), "partition": ("-p",)},
+    **{"account": ("-A",), "qos": ("-q",), "constraint": ("-C",), "exclude": ("-x",), "after": ("-d", "--dependency")},
+}
+# An option of sbatch that means something else -> the option here.
 _HERE: Mapping[str, str] = {
-    **dict.fromkeys(("-n", "-G", "--gpus", "--gres"), "--gpus-per-node (and --gpu-type)"),
-    **dict.fromkeys(("-c", "--cpus-per-gpu"), "--cpus-per-task"),
-    **dict.fromkeys(("-J", "--job-name"), "--name"),
-    **dict.fromkeys(("-d", "--dependency"), "--after"),
-    **{"-N": "--nodes", "-p": "--partition", "-A": "--account", "-q": "--qos", "-t": "--time"},
-    **{"-C": "--constraint", "-a": "--array", "-x": "--exclude"},
+    **dict.fromkeys(("-G", "--gpus"), "--gpus-per-node (and --gpu-type)"),
+    "--cpus-per-gpu": "--cpus-per-task",
 }
 _HETEROGENEOUS = (":", "hetjob", "--het", "--het-group", "--pack-group")  # sbatch(1), HETEROGENEOUS JOB SUPPORT
 _NO_GRID = r"[\[({].+[\])}]|\d+[-:]\d+|range\(.*\)"  # [1, 2]; 0-3; 0:3; range(3)
@@ -86,9 +87,10 @@ def parser(program: str, description: str, *, with_texts: bool, daily: bool = Tr
     forms |= {name: {"metavar": "PATH"} for name in ("venv", "template")}
     forms |= {"nodes": {"metavar": "N|MIN-MAX"}, "gpus_per_node": {"metavar": "N", "type": _gpus_per_node}}
     left_out = ("command", "description", "grid", "array", "max_nodes")
-    add_fields(job, JobSpec, with_texts=with_texts, left_out=left_out, forms=forms, defaults=_DEFAULTS)
+    add_fields(job, JobSpec, with_texts=with_texts, left_out=left_out, forms=forms, defaults=_DEFAULTS, names=_NAMES)
     array = "task numbers such as 0-7%%4, or a grid: KEY=VALUES …, with {KEY} in the command"
-    job.add_argument("--array", nargs="+", metavar="KEY=VALUES", help=array)
+    job.add_argument("--gres", action=_Gres, metavar="gpu[:TYPE]:N", help="as --gpus-per-node and --gpu-type")
+    job.add_argument("--array", "-a", nargs="+", metavar="KEY=VALUES", help=array)
     _add_submission(top.add_argument_group("the submission"))
     return top
 
@@ -117,8 +119,20 @@ def _add_submission(how: Any) -> None:
         ("show-template", "print our template of the batch script, to extend it with --template"),
     ):
         how.add_argument(f"--{flag}", action="store_true", help=text)
-    for habit in ("--ntasks", "--ntasks-per-node"):
-        how.add_argument(habit, type=int, help=argparse.SUPPRESS)
+    for habit in (("--ntasks", "-n"), ("--ntasks-per-node",)):
+        how.add_argument(*habit, type=int, help=argparse.SUPPRESS)
+
+
+class _Gres(argparse.Action):
+    """Sets the number of GPUs on each node, and their type, if there is one."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object) -> None:
+        match = re.fullmatch(r"gpu(?::([A-Za-z][\w.-]*))?(?::(\d+))?", value)
+        if match is None:
+            found = f"it is {value!r}, and must be gpu:N or gpu:TYPE:N: the GPUs of each node."
+            raise SpecError("Submitting with --gres:", found, "--gres=gpu:2, or --gpus-per-node 2 --gpu-type a100")
+        namespace.gpus_per_node = int(match[2] or 1)
+        namespace.gpu_type = match[1] or namespace.gpu_type
 
 
 def refuse(rest: Sequence[str], legal: Sequence[str], shows_all: str, command: Sequence[str]) -> None:

@@ -103,15 +103,13 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "cluster-ddp submit sets it itself, or has no use for it.",
         "leave it out; to read the logs: cluster-ddp logs JOB",
     ),
-    ("-N 2 -- true", "Submitting with -N", HERE, "use --nodes"),
-    ("--job-name 'my job' -- true", "Submitting with --job-name", HERE, "use --name"),
     (
-        "--dependency='a b' -- true",
-        "Submitting with --dependency",
-        HERE,
-        "use --after",
+        "--job-name 'my job' -- true",
+        "A job with name 'my job'",
+        "name must be letters, digits and . _ + - @ =.",
+        "--name my_job",
     ),
-    ("-t 2h -- true", "Submitting with -t", HERE, "use --time"),
+    ("-J -x -- true", "Reading the command line", "--name expected one argument.", "cluster-ddp submit --help-all"),
     (
         "--name 'my job' -- true",
         "A job with name 'my job'",
@@ -186,31 +184,20 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "there is no warning with this code. Did you mean nested?",
         f"the codes are {', '.join(sorted(ALL_CODES))}",
     ),
-    ("-p gpu -- true", "Submitting with -p", HERE, "use --partition"),
     (
         "-o x.log -- true",
         "Submitting with -o",
         "cluster-ddp submit sets it itself, or has no use for it.",
         "leave it out; to read the logs: cluster-ddp logs JOB",
     ),
-    ("--gres=gpu:2 -- true", "Submitting with --gres", HERE, GPUS),
-    (
-        "--gres gpu:a100:2 -- true",
-        "Submitting with --gres",
-        HERE,
-        GPUS,
-    ),
-    (
-        "--gres=gpu:2,tmp:1 -- true",
-        "Submitting with --gres",
-        HERE,
-        GPUS,
-    ),
-    (
-        "--gres=tmp:1,gpu:a100:2 -- true",
-        "Submitting with --gres",
-        HERE,
-        GPUS,
+    *(
+        (
+            f"--gres={typed} -- true",
+            "Submitting with --gres",
+            f"it is {typed!r}, and must be gpu:N or gpu:TYPE:N: the GPUs of each node.",
+            "--gres=gpu:2, or --gpus-per-node 2 --gpu-type a100",
+        )
+        for typed in ("gpu:2,tmp:1", "tmp:1", "gpu:", "gpu:a100:2:3")
     ),
     ("-G 3 -- true", "Submitting with -G", HERE, GPUS),
     (

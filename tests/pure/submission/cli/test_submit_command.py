@@ -237,8 +237,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--conda-env", "x", "--", "true"), "there is no conda on the PATH"),
     (("--container", "no.sif", "--", "true"), "there is no such file"),
     (("--profile", "x"), "there is no cluster.toml"),
-    (("--gres", "gpu:2"), "use --gpus-per-node (and --gpu-type)"),
-    (("-N", "2", "--", "python", "my_train.py"), "use --nodes"),
+    (("-G", "2"), "use --gpus-per-node (and --gpu-type)"),
     (("--ntasks", "3"), "one task drives 1 GPU, so it is 1 here."),
     (
         ("--gpus-per-node", "4", "--gpus-per-task", "3", "--", "true"),
@@ -335,6 +334,32 @@ def test_needless_tasks_are_advised_against(capsys) -> None:
     assert "(silence: --accept ntasks)" in err
     _, _, err = run(capsys, "--accept", "ntasks", "node-local-path", "cluster", *argv)
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("sbatchs", "ours"),
+    [
+        ("-J fit -N 2-4", "--name fit --nodes 2-4"),
+        ("--job-name=fit -N2", "--name fit --nodes 2"),
+        ("-c 4 -t 2:00:00 -p gpu", "--cpus-per-task 4 --time 2:00:00 --partition gpu"),
+        ("-A me -q high -C a100 -x node3", "--account me --qos high --constraint a100 --exclude node3"),
+        ("-d afterany:12", "--after afterany:12"),
+        ("--dependency=afterok:12", "--after afterok:12"),
+        ("-a 0-7%4", "--array 0-7%4"),
+        ("--gres=gpu:2", "--gpus-per-node 2"),
+        ("--gres gpu", "--gpus-per-node 1"),
+        ("--gres gpu:a100:2", "--gpus-per-node 2 --gpu-type a100"),
+        ("--gres gpu:a100", "--gpus-per-node 1 --gpu-type a100"),
+        ("-n 2 --gres=gpu:2", "--ntasks 2 --gpus-per-node 2"),
+    ],
+)
+def test_sbatchs_own_names_mean_the_same(capsys, fake_slurm: FakeSlurm, folder: Path, sbatchs: str, ours: str) -> None:
+    shown = []
+    for words in (sbatchs, ours):
+        status, out, err = run(capsys, *words.split(), "--no-check", "--dry-run", "--", "true")
+        assert status == 0, err
+        shown.append([line for line in out.splitlines() if line.startswith("#SBATCH")])
+    assert shown[0] == shown[1] != []
 
 
 def test_a_launcher_in_the_command_is_refused_unless_it_is_meant(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
