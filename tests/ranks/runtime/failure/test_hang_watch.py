@@ -48,7 +48,7 @@ def line(mark: str) -> int:
 
 
 def watched(warning_s: float = WARNING_S) -> AbstractContextManager[cluster_ddp.World]:
-    hang_watch._ANSWER_S = scaled(1)
+    hang_watch._ANSWER_S = scaled(5)  # on a busy machine, a rank may not run for seconds
     limit_s = float(os.environ["TIMEOUT_S"])
     return cluster_ddp.distributed(cuda=False, hang_warning_s=warning_s, collective_timeout_s=limit_s)
 
@@ -178,7 +178,9 @@ def coming_late() -> None:
 
 
 def evaluate() -> None:
-    time.sleep(1.5 * WARNING_S)
+    """Until the warning has said where all are."""
+    while not (Path(os.environ["CLUSTER_DDP_RUN_DIR"]) / "hang.txt").exists():
+        time.sleep(0.1)
 
 
 def test_a_rank_that_came_to_the_collective_after_the_warning(ends_of: EndsOf) -> None:
