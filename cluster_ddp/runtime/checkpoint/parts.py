@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
 
 from cluster_ddp.errors import SpecError
 
@@ -19,19 +24,75 @@ class Stateful(Protocol):
 
 
 class ScriptVariables:
-    """Variables of the script as a part, such as the best loss: what a namespace has."""
+    """Variables of the script as a part, such as the best loss: what a namespace has.
+
+    Numbers, texts, tensors, lists and dictionaries of them; NumPy's arrays; random number generators of torch, NumPy
+    and Python, which are set again.
+    """
 
     def __init__(self, namespace: SimpleNamespace) -> None:
         self._namespace = namespace
 
     def state_dict(self) -> dict[str, Any]:
-        """Return them by name."""
-        return {**vars(self._namespace)}
+        """Return them by name, of an array a tensor, and of a generator its state."""
+        return {name: _saved(value) for name, value in vars(self._namespace).items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace them by those of `state_dict`."""
+        now = {**vars(self._namespace)}
         vars(self._namespace).clear()
-        vars(self._namespace).update(state_dict)
+        vars(self._namespace).update({name: _loaded(now.get(name), value) for name, value in state_dict.items()})
+
+
+def _saved(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        with contextlib.suppress(TypeError, ValueError):  # else it is refused, as what torch.load does not read
+            return torch.from_numpy(value.copy())
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return _with_tensors(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return _with_tensors(value.get_state(legacy=False))
+    if isinstance(value, random.Random):
+        version, numbers, gauss = value.getstate()
+        return [version, list(numbers), gauss]
+    return value
+
+
+def _loaded(now: Any, value: Any) -> object:
+    """A saved value, as the kind of object that the script has made."""
+    if isinstance(now, np.ndarray):
+        return value.numpy().copy()
+    if isinstance(now, torch.Generator):
+        now.set_state(value.cpu())
+    elif isinstance(now, np.random.Generator):
+        now.bit_generator.state = _with_arrays(value)
+    elif isinstance(now, np.random.RandomState):
+        now.set_state(_with_arrays(value))
+    elif isinstance(now, random.Random):
+        version, numbers, gauss = value
+        now.setstate((version, tuple(numbers), gauss))
+    else:
+        return value
+    return now
+
+
+def _with_tensors(state: Any) -> Any:
+    """The state of a generator of NumPy in a form that torch.load reads: whole numbers may have 128 bits."""
+    if isinstance(state, dict):
+        return {key: _with_tensors(value) for key, value in state.items()}
+    if isinstance(state, np.ndarray):
+        return torch.from_numpy(state.copy().view(np.dtype(f"i{state.itemsize}")))  # they are unsigned
+    return hex(state) if isinstance(state, int) else state
+
+
+def _with_arrays(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: value if key == "bit_generator" else _with_arrays(value) for key, value in state.items()}
+    if isinstance(state, torch.Tensor):
+        return state.numpy().view(np.dtype(f"u{state.itemsize}"))
+    return int(state, 16) if isinstance(state, str) else state
 
 
 def as_part(name: str, given: object) -> Stateful:

@@ -129,6 +129,10 @@ class BatchIterator(ABC):
         """Return what differs between ranks in that place, as tensors and plain values; None if nothing does."""
         return None
 
+    def own_generators(self) -> list[str]:
+        """Return the places of random number generators that the data have themselves, and no checkpoint."""
+        return []
+
     @abstractmethod
     def resume_at(self, epoch: int, place: Mapping[str, Any], of_ranks: Sequence[Any]) -> None:
         """Let the next pass start in an epoch at a saved place, with `place_of_rank` of each rank that saved it.

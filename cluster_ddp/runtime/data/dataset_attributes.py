@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,11 @@ log = logging.getLogger("cluster_ddp")
 _PLAIN = bool, int, float, str
 _LARGEST_BYTES = 1 << 20
 _MOST_ITEMS = 1000
-_SET_AGAIN = "set them for each epoch, before the loop over the shard, by the epoch's number"
+_SET_AGAIN = (
+    "set them for each epoch, before the loop over the shard, by the epoch's number; "
+    "what depends on the training: from a part, kept = types.SimpleNamespace(level=0)"
+)
+_GENERATORS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
 
 
 def attributes(dataset: object) -> dict[str, object]:
@@ -95,6 +100,14 @@ class PlainAttributes:
             asked = f"Resuming in epoch {epoch + 1}:"
             found = f"the dataset had other attributes before the resume: {first_of(lost)}."
             log.error("%s\nTraining continues.", DataError(asked, found, _SET_AGAIN))
+
+    def generators(self) -> list[str]:
+        """Return the places of random number generators in the dataset, and in the objects in it as a transform."""
+        found = set[str]()
+        for place, value in attributes(self._dataset).items():
+            inner = _own(place, value) if not isinstance(value, type) else {}
+            found |= {name for name, one in {place: value, **inner}.items() if isinstance(one, _GENERATORS)}
+        return sorted(found)
 
     @staticmethod
     def _now(dataset: object) -> dict[str, Any]:

@@ -209,6 +209,10 @@ class Shard(BatchIterator):
         self.batches.epoch, self._resume_at = epoch, (step, seen)
         self.step, self.seen, self._update_start, self._update_samples = step - 1, seen, seen, 0
 
+    def own_generators(self) -> list[str]:
+        """Return the places of random number generators in the dataset."""
+        return self._attributes.generators()
+
     def resume_at(self, epoch: int, place: Mapping[str, Any], of_ranks: Sequence[Any]) -> None:
         """Do the same as `resume`, from a place in a checkpoint."""
         self.resume(epoch, step=place["step"], seen=place["seen"])

@@ -2,7 +2,7 @@
 
 optimizer_state      loading the state of an optimizer without a cast, for parameters in the same or in other groups
 module_settings      which parameters train, and numbers in the attributes of modules
-part_counts          counts in parts that their state_dict() lacks
+part_states          counts, tensors and optimizers in parts that their state_dict() lacks
 script_state         variables and objects that the script keeps
 loop_variables       which variables a loop carries, by its source
 contents             what a value has, to be compared

@@ -29,7 +29,7 @@ class RepeatedCode:
     carried: frozenset[str]
     """Variables that one turn, or call, leaves to the next."""
     read: frozenset[str]
-    """Names that it reads and does not assign: what they name may change."""
+    """Names that one of the loops, or the function, reads and does not assign: what they name may change."""
     is_loop: bool
 
 
@@ -38,14 +38,14 @@ def around(frame: FrameType) -> RepeatedCode | None:
     around, loops = _at(frame.f_code, frame.f_lineno, frame.f_globals)
     if not loops:
         return _of_call(around) if isinstance(around, _FunctionNode) else None
-    carried = set[str]()
+    carried, read = set[str](), set[str]()
     outside: list[ast.AST] = [*around.body]
     for loop in loops:
         turn = _Turn(_of_turn(loop))
         carried |= turn.carried | (turn.left & _Turn(outside, without=loop).read)
+        read |= turn.read - turn.assigned_anywhere
         outside = _of_turn(loop)
-    whole = _Turn(_of_turn(loops[0]))
-    return RepeatedCode(frozenset(carried), frozenset(whole.read - whole.assigned_anywhere), is_loop=True)
+    return RepeatedCode(frozenset(carried), frozenset(read), is_loop=True)
 
 
 def of_function(function: FunctionType) -> RepeatedCode | None:

@@ -53,7 +53,9 @@ class ModuleSettings:
     def unsaved(self) -> list[str]:
         """Return the places of others: tensors that are no buffers, arrays, containers, generators, up to some size."""
         contents = self._contents.items()
-        return [place for place, (owner, name, before) in contents if content_of(owner.get(name)) != before]
+        found = [place for place, (owner, name, before) in contents if content_of(owner.get(name)) != before]
+        made = [(place, owner.get(name)) for place, (owner, name, value) in self._made.items() if value is None]
+        return found + [place for place, now in made if not isinstance(now, PLAIN) and content_of(now) is not None]
 
     def lost(self) -> list[str]:
         """Return, once after `load`, which flags, counts and texts had other values then, and are as at first.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import IOBase
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from cluster_ddp.runtime.checkpoint.exactness.contents import PLAIN, content_of
 from cluster_ddp.runtime.checkpoint.exactness.loop_variables import RepeatedCode
 from cluster_ddp.runtime.failure.stacks import is_users
 
-_DEPTH = 3  # of objects in objects
+_DEPTH = 5  # of objects in objects
+_MOST_OBJECTS = 1000
 # Others say whether these change; and a file is an iterator, too.
 _KNOWN = torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler, Dataset, IOBase
 Contents = dict[str, object]
@@ -38,17 +39,18 @@ class ScriptState:
         self._before: dict[str, Contents] = {}
         self._told: set[str] = set()
 
-    def look(self) -> list[str]:
+    def look(self, functions: Mapping[str, object]) -> list[str]:
         """Return the variables and the iterators that the loop around this call carries; note what else it reads.
 
-        Call it in a step. Without the source of the running code it finds nothing.
+        Call it in a step. Without the source of the running code it finds nothing. It also notes these `functions`.
         """
         carried = dict[str, None]()
+        self._read |= functions
         for loop, values in _around(sys._getframe(1)):
             names = sorted(loop.read & values.keys())
             read = {name: values[name] for name in names if not isinstance(values[name], PLAIN)}
             variables = sorted(loop.carried & values.keys())
-            carried |= dict.fromkeys(name for name in variables if not self._is_known(values[name]))
+            carried |= dict.fromkeys(name for name in variables if not self._is_ours(values[name]))
             iterators = [name for name, one in read.items() if isinstance(one, Iterator) and not self._is_known(one)]
             carried |= dict.fromkeys(iterators)
             for name, one in read.items():
@@ -89,9 +91,11 @@ class ScriptState:
         """The contents of a value, or of an object's attributes, by their places."""
         if isinstance(value, PLAIN):
             return {place: value}
-        if id(value) in seen or not depth:
+        if id(value) in seen or not depth or len(seen) > _MOST_OBJECTS:
             return {}
         seen.add(id(value))
+        if isinstance(value, MethodType):
+            return self._inside(place, value.__self__, depth, seen)
         kind = value if isinstance(value, type) else type(value)
         is_of_script = is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
         of_class = vars(kind) if is_of_script else {}
@@ -101,15 +105,24 @@ class ScriptState:
         if value is kind or self._is_known(value):
             return found
         if (content := content_of(value, _version)) is not None:
-            return {place: content}
-        if is_of_script or hasattr(kind, "load_state_dict"):
-            for name, one in [*getattr(value, "__dict__", {}).items()]:
-                found |= self._inside(f"{place}.{name}", one, depth - 1, seen)
+            found[place] = content
+        if isinstance(value, FunctionType):
+            inner = _inside_function(value) if is_users(value.__code__.co_filename) else {}
+        elif content is not None:
+            inner = {key: one for key, one in _items(value) if content_of(one, _version) is None}
+        else:
+            inner = _attributes(value) if is_of_script or hasattr(kind, "load_state_dict") else {}
+        for key, one in inner.items():
+            found |= self._inside(place + key, one, depth - 1, seen)
         return found
 
     def _is_known(self, value: object) -> bool:
+        return isinstance(value, _KNOWN) or self._is_ours(value)
+
+    def _is_ours(self, value: object) -> bool:
+        """Whether it is of this package, or in the checkpoint. A plain value may be the same object as another one."""
         is_ours = type(value).__module__.startswith("cluster_ddp.")
-        return is_ours or isinstance(value, _KNOWN) or self._is_saved(value)
+        return not isinstance(value, PLAIN) and (is_ours or self._is_saved(value))
 
 
 def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, Any]]]:
@@ -135,6 +148,32 @@ def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, An
         if is_users(function.__code__.co_filename) and (loop := loop_variables.of_function(function)) is not None:
             found.append((loop, function.__globals__))
     return found
+
+
+def _items(value: object) -> Iterable[tuple[str, object]]:
+    """What a container has, by the words behind its name."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return [(f"[{key!r}]", one) for key, one in pairs]
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """The attributes of an object, also in slots."""
+    slots = [name for kind in type(value).__mro__ for name in (*getattr(kind, "__slots__", ()),)]
+    of_slots = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {f".{name}": one for name, one in {**of_slots, **getattr(value, "__dict__", {})}.items()}
+
+
+def _inside_function(function: FunctionType) -> dict[str, object]:
+    """What a function keeps: its attributes, the variables around it, and defaults that it may change."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    found: dict[str, object] = {}
+    for name, cell in cells.items():
+        with contextlib.suppress(ValueError):  # it is empty
+            found[f".{name}"] = cell.cell_contents
+    names = _parameters(function.__code__)
+    defaults = dict(zip(reversed(names[: function.__code__.co_argcount]), reversed(function.__defaults__ or ())))
+    found |= {f"({name})": one for name, one in {**defaults, **(function.__kwdefaults__ or {})}.items()}
+    return found | {f".{name}": one for name, one in vars(function).items()}
 
 
 def _parameters(code: CodeType) -> Sequence[str]:

@@ -11,8 +11,9 @@ import functools
 import gc
 import itertools
 import logging
+import operator
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from types import GeneratorType
 from typing import Any
 
@@ -27,7 +28,7 @@ from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
 from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
-from cluster_ddp.runtime.checkpoint.exactness.part_counts import PartCounts
+from cluster_ddp.runtime.checkpoint.exactness.part_states import PartStates
 from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.collectives import Meter
@@ -61,9 +62,11 @@ _OF_MODEL = "change the model before you make the Checkpointer; a dropout's p, o
 _OF_MODE = "call model.train() after each evaluation"
 _OF_GROUPS = "give all parameter groups to the optimizer before you make the Checkpointer, with lr=0 until they train"
 _OF_SCRIPT = (
-    "if the training depends on that, keep it in a part: kept = types.SimpleNamespace(best=0.0), and "
-    "Checkpointer(world, …, kept=kept); draw random numbers without a generator of your own"
+    "if the training depends on that, keep it in a part: kept = types.SimpleNamespace(best=0.0), then kept.best, and "
+    "Checkpointer(world, …, kept=kept)"
 )
+_OF_ZIP = "take the rest of them: zip(shard, values[shard.step + 1 :])"
+_OF_GENERATOR = "draw them without a generator of its own: torch.rand, numpy.random, random"
 _AS_MADE = "No checkpoint has that: a resume begins with what the script makes."
 _OF_NUMBERS = "take the batch's number in its epoch: shard.step"
 _OF_ZEROS = "in the loop: optimizer.zero_grad(), loss.backward(), optimizer.step(), in this order"
@@ -84,7 +87,7 @@ class Unsaved:
         self._gradients, self._steps = _Gradients(optimizers), _OptimizerSteps()
         self._groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
         self._looks = 0
-        self._others, self._counts = OtherModules(), PartCounts(parts)
+        self._others, self._own_states = OtherModules(), PartStates(parts)
         inner = {name: ddp.unwrapped(part) for name, part in parts.items()}  # an evaluation may know only that
         self._modules = {name: part for name, part in inner.items() if isinstance(part, torch.nn.Module)}
         self._trained: set[str] = set()  # those in training mode in the first step
@@ -144,7 +147,7 @@ class Unsaved:
         if changed := self._script.changed():
             found = f"objects of the script change: {', '.join(changed)}."
             self._say(step, found, _OF_SCRIPT, lost=_AS_MADE, level=logging.WARNING)
-        for place in self._counts.unsaved():
+        for place in self._own_states.unsaved():
             self._say(step, f"{place} changes, and the state_dict() of that part lacks it.", _OF_COUNT)
         for kind in self._others.changed():
             found = f"{kind} has weights, buffers or numbers that change, and is no part of the Checkpointer."
@@ -176,13 +179,8 @@ class Unsaved:
         self._looks += 1
         if self._looks > _LOOKS:
             return
-        for one in being_read - set(self._shards):
-            self._say(step, f"a {type(one).__name__.lower()} is read that is not the Checkpointer's.", _OF_SHARD)
-        if any(shard.seen_in_pass < shard.seen for shard in self._shards) and _is_numbered(self._shards):
-            found = "this epoch began before the resume, and enumerate counts its batches from 0 again."
-            lost = "If the training depends on them, it differs from one without a stop."
-            self._say(step, found, _OF_NUMBERS, lost=lost, level=logging.WARNING)
-        if carried := self._script.look():
+        self._look_at_data(step)
+        if carried := self._script.look(self._hooks()):
             found = f"the script carries variables from step to step: {', '.join(carried)}."
             self._say(step, found, _OF_SCRIPT, lost=_AS_MADE, level=logging.WARNING)
         if not self._buffers:
@@ -208,6 +206,22 @@ class Unsaved:
             ):
                 self._say(step, "a DataLoader is read whose place is not saved.", _OF_LOADER)
 
+    def _look_at_data(self, step: int) -> None:
+        """Look for shards that are not the training's, for what counts batches anew, and for generators of datasets."""
+        for one in being_read - set(self._shards):
+            self._say(step, f"a {type(one).__name__.lower()} is read that is not the Checkpointer's.", _OF_SHARD)
+        if any(shard.seen_in_pass < shard.seen for shard in self._shards) and _is_numbered(self._shards):
+            found = "this epoch began before the resume, and enumerate counts its batches from 0 again."
+            lost = "If the training depends on them, it differs from one without a stop."
+            self._say(step, found, _OF_NUMBERS, lost=lost, level=logging.WARNING)
+        if any(shard.seen_in_pass < shard.seen and _is_zipped(shard, self._shards) for shard in self._shards):
+            found = "this epoch began before the resume, and zip takes what stands beside the shard from its beginning."
+            lost = "The training differs from one without a stop."
+            self._say(step, found, _OF_ZIP, lost=lost)
+        for shard in self._shards:
+            for place in shard.own_generators():
+                self._say(step, f"{place} draws random numbers, and is in no checkpoint.", _OF_GENERATOR)
+
     def _look_for_parameters(self, step: int) -> None:
         """Look for parameters that an optimizer trains and no part has. Of another kind of part, shapes are enough."""
         known = {id(one) for module in self._saved_modules() for one in module.parameters(recurse=False)}
@@ -228,6 +242,15 @@ class Unsaved:
             for key, buffer in module.named_buffers():
                 if key not in saved and buffer.nbytes <= _SMALL_BYTES:
                     yield f"{name}.{key}", buffer
+
+    def _hooks(self) -> dict[str, object]:
+        """The functions that the modules among the parts call, by words for them."""
+        found: dict[str, object] = {}
+        for name, part in self._modules.items():
+            for module in part.modules():
+                for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+                    found[f"a hook of {name}'s {type(module).__name__}"] = hook
+        return found
 
     def _saved_modules(self) -> Iterator[torch.nn.Module]:
         """The modules among what is saved, in it, and in its attributes."""
@@ -295,6 +318,23 @@ def _is_numbered(shards: Sequence[BatchIterator]) -> bool:
     """Whether `enumerate` counts the batches of a shard, and has begun with 0 and its first batch in this process."""
     counts = [one for one in _objects_of(enumerate) if one.__reduce__()[1][1] == 1]
     return any(_reaches(one, shard, 4) for one in counts for shard in shards)
+
+
+def _is_zipped(shard: BatchIterator, shards: Iterable[BatchIterator]) -> bool:
+    """Whether `zip` takes batches of a shard, and beside each something of more than is left of the epoch."""
+    if not isinstance(shard, Sized):
+        return False
+    left = len(shard) - shard.step - 1
+    for one in _objects_of(zip):
+        inside = [inner for group in gc.get_referents(one) if isinstance(group, tuple) for inner in group]
+        others = [inner for inner in inside if not any(_reaches(inner, other, 4) for other in shards)]
+        if len(others) < len(inside) and any(_is_longer(other, left) for other in others):
+            return True
+    return False
+
+
+def _is_longer(iterator: object, left: int) -> bool:
+    return isinstance(iterator, Iterator) and operator.length_hint(iterator, 0) > left
 
 
 def _reaches(iterator: object, shard: BatchIterator, depth: int) -> bool:

@@ -62,7 +62,7 @@ def test_flags_and_counts_that_are_not_set_again_are_only_named(sets: dict[str, 
 
     def made() -> tuple[Any, ModuleSettings]:
         model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
-        vars(model[0]).update(calls=0, cached=False, scale=1.0)
+        vars(model[0]).update(calls=0, cached=False, scale=1.0, hidden=None)
         return model, ModuleSettings({"model": model, "optimizer": SGD(model.parameters(), 0.1)})
 
     model, settings = made()
@@ -73,6 +73,8 @@ def test_flags_and_counts_that_are_not_set_again_are_only_named(sets: dict[str, 
     changed = {"model.0.bias.requires_grad": False, "model.0.scale": 0.5, "model.1.p": 0.3, "model.1.training": False}
     assert settings.changed() == {**changed, "model.0.calls": 3, "model.0.cached": True}
     assert settings.unsaved() == settings.lost() == []
+    vars(model[0])["hidden"] = torch.ones(2)  # None at first
+    assert settings.unsaved() == ["model.0.hidden"]
     model, again = made()
     again.load(settings.changed())
     assert again.changed() == settings.changed() and model[0].training and not model[1].training

@@ -77,6 +77,104 @@ def call() -> None:
     calls += 1
 
 
+class Smoothed:
+    """Keeps its mean in a slot."""
+
+    __slots__ = ("mean",)
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def add(self, value: float) -> None:
+        self.mean += value
+
+
+class Engine:
+    """Has callbacks."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.callbacks = parts, [Smoothed(), Smoothed()]
+
+    def run(self) -> None:
+        for _ in self.parts.checkpoint.epochs(2):
+            for _ in self.parts.shard:
+                self.callbacks[1].add(1.0)
+                self.parts.step()
+
+
+def smooth(value: float, bank: dict[int, float] = {}) -> float:  # noqa: B006
+    bank[0] = bank.get(0, 0.0) + value
+    return bank[0]
+
+
+def ramp_of(steps: int) -> Callable[[], float]:
+    made = 0
+
+    def ramp() -> float:
+        nonlocal made
+        made += 1
+        return made / steps
+
+    return ramp
+
+
+def replaces_its_loss(parts: Parts) -> None:
+    criterion, is_noisy = nn.CrossEntropyLoss(), False
+    for epoch in parts.checkpoint.epochs(2):
+        if epoch == 1:
+            criterion, is_noisy = nn.CrossEntropyLoss(label_smoothing=0.2), True
+        for (x,) in parts.shard:
+            criterion(parts.model(x) + is_noisy, torch.zeros(4).long())
+            parts.step()
+
+
+def has_objects_in_containers(parts: Parts) -> None:
+    means = {"ce": Smoothed(), "other": Smoothed()}
+    for _ in parts.checkpoint.epochs(2):
+        for _ in parts.shard:
+            means["ce"].add(1.0)
+            parts.step()
+
+
+def has_an_engine(parts: Parts) -> None:
+    Engine(parts).run()
+
+
+def has_functions_with_a_memory(parts: Parts) -> None:
+    ramp, mean = ramp_of(6), 0.0
+
+    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        nonlocal mean
+        mean += output.detach().mean().item()
+
+    parts.model.register_forward_hook(hook)
+    for _ in parts.checkpoint.epochs(2):
+        for (x,) in parts.shard:
+            parts.model(x)
+            ramp(), smooth(1.0)
+            parts.step()
+
+
+def fills_lists_in_each_epoch(parts: Parts) -> None:
+    for _ in parts.checkpoint.epochs(2):
+        features = list[torch.Tensor]()
+        for (x,) in parts.shard:
+            features.append(x.mean(0))
+            parts.step()
+        torch.stack(features).mean(0)
+
+
+def decays_in_a_class(parts: Parts) -> None:
+    for _ in parts.checkpoint.epochs(2):
+        for _ in parts.shard:
+            Levels.level *= 0.9
+            parts.step()
+
+
+class Levels:
+    level = 1.0
+
+
 def keeps_numbers(parts: Parts) -> None:
     best, waited = math.inf, 0
     for epoch in parts.checkpoint.epochs(2):
@@ -186,6 +284,15 @@ SAID = {
     draws_itself: [CHANGES.format("fourth, one, other, third")],
     reads_another_iterator: [CARRIES.format("numbers")],
     fills_containers: [CARRIES.format("means"), CHANGES.format("losses, options"), CHANGES.format("seen")],
+    replaces_its_loss: [CARRIES.format("criterion, is_noisy")],
+    has_objects_in_containers: [CHANGES.format("means['ce'].mean")],
+    has_an_engine: [CHANGES.format("Engine.callbacks[1].mean")],
+    has_functions_with_a_memory: [
+        "layers, their hooks or parameters were replaced: model",
+        CHANGES.format("a hook of model's Linear.mean, ramp.made, smooth(bank)"),
+    ],
+    fills_lists_in_each_epoch: [CHANGES.format("features")],
+    decays_in_a_class: [CHANGES.format("Levels.level")],
     averages: [CHANGES.format("average.shadow, average.updates")],
     has_a_trainer: [CHANGES.format("Trainer.made, Trainer.steps")],
     calls_a_function: [CARRIES.format("calls")],
@@ -226,6 +333,85 @@ def test_variables_in_a_part_are_restored_and_not_named(
     kept = train(6)
     assert (kept.best, kept.shown, kept.means.tolist()) == (5, [0, 0, 0, 1, 1, 1], [6, 6])
     assert not caplog.records
+
+
+def drawn(one: SimpleNamespace) -> list[object]:
+    """Numbers of each kind of generator, and what an array has."""
+    return [
+        *(torch.rand(1, generator=one.torch).item(), one.python.random(), one.python.gauss(0, 1)),
+        *(one.numpy.random(), one.numpy.integers(9), one.old.rand(), one.old.randn(), one.philox.random()),
+        *(one.sfc.integers(9, dtype=np.int32), one.array.tolist(), one.array.dtype),
+    ]
+
+
+def test_generators_and_arrays_in_a_part_are_set_again(world: World, tmp_path: Path) -> None:
+    def train(steps: int) -> list[list[object]]:
+        kept = SimpleNamespace(
+            torch=torch.Generator().manual_seed(3),
+            python=random.Random(3),
+            numpy=np.random.default_rng(3),
+            old=np.random.RandomState(3),
+            philox=np.random.Generator(np.random.Philox(3)),
+            sfc=np.random.Generator(np.random.SFC64(3)),
+            array=np.arange(3, dtype=np.float16),
+        )
+        parts, found = Parts(world, tmp_path / str(steps), kept=kept), list[list[object]]()
+        for _ in parts.checkpoint.epochs(2):
+            for _ in parts.shard:
+                found.append(drawn(kept))
+                kept.array += 1
+                parts.step()
+                if parts.checkpoint.steps == steps:
+                    return found
+        return found
+
+    undisturbed = train(6)
+    before = train(2)
+    (tmp_path / "2").rename(tmp_path / "6x")
+    (tmp_path / "6").rename(tmp_path / "done")
+    (tmp_path / "6x").rename(tmp_path / "6")
+    assert before + train(6) == undisturbed
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Keeps slow weights, and an optimizer inside, in no state_dict."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = torch.optim.SGD(self.param_groups, momentum=0.9)
+        self.slow = [one.detach().clone() for one in self.param_groups[0]["params"]]
+        self.made = torch.zeros(())
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        self.made += 1
+        for slow, one in zip(self.slow, self.param_groups[0]["params"]):
+            slow.lerp_(one.detach(), 0.5)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "made": self.made.item()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        self.made = torch.tensor(state_dict["made"])
+
+
+def test_tensors_and_optimizers_in_a_part_that_its_state_lacks_are_named(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Lookahead(model.parameters())
+    shard = world.shard(TensorDataset(torch.ones(12, 2)), batch_size=4)
+    given: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=tmp_path, every="1steps", **given)
+    for _ in checkpoint.epochs(1):
+        for (x,) in shard:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            checkpoint.step()
+    named = [name for name in ("inner", "slow", "made") if f"optimizer.{name} changes, and the state_" in caplog.text]
+    assert named == ["inner", "slow"]
 
 
 @pytest.mark.parametrize("given", [0.0, None, [], Average(nn.Linear(1, 1))])

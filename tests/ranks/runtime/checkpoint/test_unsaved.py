@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -622,6 +623,37 @@ def test_an_epoch_whose_batches_are_counted_from_0_after_a_resume_is_named(
     assert "enumerate" not in caplog.text
     train_to(world, tmp_path / "run", Levels(), 12, loop=loop)
     assert caplog.text.count("and enumerate counts its batches from 0 again") == is_said
+
+
+@pytest.mark.parametrize(
+    ("killed_at", "beside", "is_said"),
+    [
+        (4, lambda shard: zip(shard, range(6)), True),
+        (4, lambda shard: zip(torch.zeros(6).tolist(), in_a_bar(shard)), True),
+        (4, lambda shard: zip(shard, [0] * (5 - shard.step)), False),
+        (4, lambda shard: zip(shard, itertools.count(shard.step)), False),
+        (6, lambda shard: zip(shard, range(6)), False),
+    ],
+)
+def test_what_stands_beside_a_shard_in_zip_begins_anew_after_a_resume(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, killed_at: int, beside: Any, is_said: bool
+) -> None:
+    train_to(world, tmp_path / "run", Levels(), killed_at, loop=beside)
+    assert "zip" not in caplog.text
+    train_to(world, tmp_path / "run", Levels(), 12, loop=beside)
+    assert caplog.text.count("zip takes what stands beside the shard from its beginning") == is_said
+
+
+@pytest.mark.parametrize("place", ["dataset.rng", "dataset.transform.rng"])
+def test_a_generator_in_a_dataset_is_named(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    data = Levels()
+    vars(data).update(transform=SimpleNamespace(scale=0.1), rng=None)
+    holder = data if place == "dataset.rng" else data.transform
+    holder.rng = np.random.default_rng(1)
+    train_to(world, tmp_path / "run", data, 2)
+    assert caplog.text.count(f"{place} draws random numbers, and is in no checkpoint") == 1
 
 
 @pytest.mark.parametrize(("sets_again", "level"), [(False, 2), (True, 2), (True, 3)])
