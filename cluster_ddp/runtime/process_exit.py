@@ -20,8 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MethodType, ModuleType
 from typing import NoReturn
 
+from cluster_ddp.runtime.live_objects import objects_of
+
 _PATIENCE_S = 60.0  # a file system that hangs must not keep the process
 _STATUS_OF_LOST_OUTPUT = 120  # as in Python (sys.exit)
+
+_FILES = io.IOBase.__mro__[1]  # in C: the base of all, also of those that io.IOBase only registers
 
 _before_now: list[weakref.WeakMethod[Callable[[], object]]] = []
 
@@ -95,10 +99,9 @@ def _drop(names: Sequence[str]) -> None:
 
 def _flush_files() -> None:
     """Flush what this rank has opened. Collecting garbage may close a file before the buffer above it is written."""
-    for one in gc.get_objects():  # without those that were frozen before the fork
-        if issubclass(type(one), io.IOBase):
-            with contextlib.suppress(Exception):  # closed, or its disk is full
-                one.flush()
+    for one in objects_of(_FILES):  # without those that were frozen before the fork
+        with contextlib.suppress(Exception):  # closed, or its disk is full
+            one.flush()
 
 
 def _is_output_written() -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import logging
 import operator
 import weakref
@@ -36,6 +35,7 @@ from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import StreamReader
+from cluster_ddp.runtime.live_objects import objects_of
 from cluster_ddp.runtime.model import ddp
 from cluster_ddp.runtime.model.dtensor_pieces import is_sharded, local_part
 
@@ -187,7 +187,7 @@ class Unsaved:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
         parts = self._inside_parts()
-        objects = _objects_of(torch.nn.Module, LRScheduler, GradScaler, _BaseDataLoaderIter, Meter)
+        objects = objects_of(torch.nn.Module, LRScheduler, GradScaler, _BaseDataLoaderIter, Meter)
         self._meters.note([one for one in objects if isinstance(one, Meter) and not self._is_saved(one)])
         self._others.note([one for one in objects if isinstance(one, torch.nn.Module)], self._saved_modules())
         for one in objects:
@@ -289,17 +289,6 @@ class Unsaved:
             log.log(level, "%s\nTraining continues.", CheckpointError(f"Saving step {step}:", f"{found} {lost}", hint))
 
 
-def _objects_of(*wanted: type) -> list[Any]:
-    """All objects of these classes in this process. There may be a million others: no Python code looks at each."""
-    kinds = set[type]()
-    left = list(wanted)
-    while left:
-        kinds.add(kind := left.pop())
-        left += kind.__subclasses__()
-    objects = gc.get_objects()
-    return list(itertools.compress(objects, map(kinds.__contains__, map(type, objects))))
-
-
 def _with_attributes(saved: Iterable[object]) -> Iterator[object]:
     """What is saved, and its attributes."""
     for one in saved:
@@ -316,7 +305,7 @@ def _is_restored(saved: Iterable[object], shards: Iterable[BatchIterator], one: 
 
 def _is_numbered(shards: Sequence[BatchIterator]) -> bool:
     """Whether `enumerate` counts the batches of a shard, and has begun with 0 and its first batch in this process."""
-    counts = [one for one in _objects_of(enumerate) if one.__reduce__()[1][1] == 1]
+    counts = [one for one in objects_of(enumerate) if one.__reduce__()[1][1] == 1]
     return any(_reaches(one, shard, 4) for one in counts for shard in shards)
 
 
@@ -325,7 +314,7 @@ def _is_zipped(shard: BatchIterator, shards: Iterable[BatchIterator]) -> bool:
     if not isinstance(shard, Sized):
         return False
     left = len(shard) - shard.step - 1
-    for one in _objects_of(zip):
+    for one in objects_of(zip):
         inside = [inner for group in gc.get_referents(one) if isinstance(group, tuple) for inner in group]
         others = [inner for inner in inside if not any(_reaches(inner, other, 4) for other in shards)]
         if len(others) < len(inside) and any(_is_longer(other, left) for other in others):
