@@ -31,17 +31,18 @@ class ScriptVariables:
     """
 
     def __init__(self, namespace: SimpleNamespace) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
+        """What the script has given."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return them by name, of an array a tensor, and of a generator its state."""
-        return {name: _saved(value) for name, value in vars(self._namespace).items()}
+        return {name: _saved(value) for name, value in vars(self.namespace).items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace them by those of `state_dict`."""
-        now = {**vars(self._namespace)}
-        vars(self._namespace).clear()
-        vars(self._namespace).update({name: _loaded(now.get(name), value) for name, value in state_dict.items()})
+        now = {**vars(self.namespace)}
+        vars(self.namespace).clear()
+        vars(self.namespace).update({name: _loaded(now.get(name), value) for name, value in state_dict.items()})
 
 
 def _saved(value: object) -> object:

@@ -54,10 +54,14 @@ def _looked_at(value: Any) -> list[torch.Tensor]:
 def _are_in(tensors: list[torch.Tensor], saved: list[torch.Tensor], numbers: set[float]) -> bool:
     """Whether all of these are saved, as tensors, or those of one element as numbers."""
     return all(
-        any(one.shape == other.shape and torch.equal(one, other) for other in saved)
-        or (one.numel() == 1 and one.item() in numbers)
+        any(_are_equal(one, other) for other in saved) or (one.numel() == 1 and one.item() in numbers)
         for one in tensors
     )
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    are_alike = (one.shape, one.dtype, one.layout) == (other.shape, other.dtype, other.layout)
+    return are_alike and not is_sharded(other) and torch.equal(one.cpu(), other.detach().cpu())
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

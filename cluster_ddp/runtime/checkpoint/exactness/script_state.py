@@ -83,14 +83,14 @@ class ScriptState:
         found: dict[str, Contents] = {}
         seen = set[int]()
         for name, value in self._read.items():
-            with contextlib.suppress(RuntimeError):  # another thread changes it
+            with contextlib.suppress(Exception):  # another thread changes it; or its own class raises anything
                 found[name] = self._inside(name, value, _DEPTH, seen)
         return found
 
     def _inside(self, place: str, value: Any, depth: int, seen: set[int]) -> Contents:
         """The contents of a value, or of an object's attributes, by their places."""
         if isinstance(value, PLAIN):
-            return {place: value}
+            return {place: repr(value)}  # NaN is equal to NaN
         if id(value) in seen or not depth or len(seen) > _MOST_OBJECTS:
             return {}
         seen.add(id(value))
@@ -139,7 +139,7 @@ def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, An
     for number, (loop, one) in enumerate(repeated[:whole], start=1):
         values = {**one.f_globals, **one.f_locals}
         for name in _parameters(one.f_code) if number < whole else ():  # its caller has these
-            del values[name]
+            values.pop(name, None)
         found.append((loop, values))
     called = {
         values[name] for loop, values in found for name in loop.read if isinstance(values.get(name), FunctionType)

@@ -30,6 +30,7 @@ from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
 from cluster_ddp.runtime.checkpoint.exactness.part_states import PartStates
 from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
+from cluster_ddp.runtime.checkpoint.parts import ScriptVariables
 from cluster_ddp.runtime.collectives import Meter
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
@@ -82,7 +83,9 @@ class Unsaved:
         shards: Sequence[BatchIterator],
         settings: ModuleSettings,
     ) -> None:
-        self._parts, self._saved, self._shards = dict(parts), [*parts.values(), *meters], shards
+        self._parts, self._shards = dict(parts), shards
+        self._saved = [*parts.values(), *meters]
+        self._saved += [part.namespace for part in parts.values() if isinstance(part, ScriptVariables)]
         optimizers = [one for one in parts.values() if isinstance(one, torch.optim.Optimizer)]
         self._gradients, self._steps = _Gradients(optimizers), _OptimizerSteps()
         self._groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}

@@ -26,6 +26,7 @@ CHANGES = "objects of the script change: {}. No checkpoint has that"
 calls = 0
 
 
+# No `assert` stands in a loop below: pytest replaces such a function by another, whose source nobody has.
 class Parts:
     """A training of two epochs of three steps, with a save after each."""
 
@@ -254,15 +255,41 @@ def keeps_nothing(parts: Parts) -> None:
         world.print(names[0], epoch, total, begun, loss.item())
 
 
+class RaisingError(Exception):
+    pass
+
+
+class Hostile:
+    """Of the script, and in its loop."""
+
+    def __init__(self) -> None:
+        self.mean = math.nan
+
+    def __repr__(self) -> str:
+        raise RaisingError
+
+    def __getattr__(self, name: str) -> Any:
+        raise RaisingError
+
+
+def has_hostile_objects(parts: Parts) -> None:
+    one, several = Hostile(), {Hostile(): 1}
+    for _ in parts.checkpoint.epochs(2):
+        for _ in parts.shard:
+            len(several), one.mean
+            parts.step()
+
+
 def calls_a_function_for_each_epoch(parts: Parts) -> None:
     def one_epoch(epoch: int, noise: torch.Tensor, shown: list[int]) -> None:
         order = torch.randperm(2)
         for _ in parts.shard:
             shown.append(epoch)
-            one_step(noise + order)
+            one_step(noise + order, 1)
 
-    def one_step(noise: torch.Tensor) -> None:
-        noise.add_(1)
+    def one_step(noise: torch.Tensor, number: int) -> None:
+        noise.add_(number)
+        del number
         parts.step()
 
     shown = list[int]()
@@ -297,6 +324,7 @@ SAID = {
     has_a_trainer: [CHANGES.format("Trainer.made, Trainer.steps")],
     calls_a_function: [CARRIES.format("calls")],
     calls_a_function_for_each_epoch: [CHANGES.format("shown")],
+    has_hostile_objects: [],
     keeps_nothing: [CARRIES.format("total")],
     reads_its_shard_by_hand: [],
 }
@@ -317,12 +345,14 @@ def test_variables_in_a_part_are_restored_and_not_named(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def train(steps: int) -> SimpleNamespace:
-        kept = SimpleNamespace(best=math.inf, shown=[], means=torch.zeros(2))
+        shown = list[int]()
+        kept = SimpleNamespace(best=math.inf, shown=shown, means=torch.zeros(2), rng=(rng := random.Random(1)))
         parts = Parts(world, tmp_path / "run", kept=kept)
         for epoch in parts.checkpoint.epochs(2):
             for _ in parts.shard:
                 kept.best = min(kept.best, 10 - parts.checkpoint.steps)
                 kept.shown.append(epoch)
+                len(shown), rng.random()  # by the script's own names
                 kept.means += 1
                 parts.step()
                 if parts.checkpoint.steps == steps:
