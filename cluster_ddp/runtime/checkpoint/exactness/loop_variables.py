@@ -7,6 +7,7 @@ A loop carries a variable that it assigns, and may read before it assigns it: on
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -70,18 +71,26 @@ def _at(code: CodeType, line: int, variables: dict[str, Any]) -> tuple[_ScopeNod
     """The function or file around a line of this code, and the loops in it. Without its source it is empty."""
     scope: _ScopeNode = ast.Module([], [])
     loops: list[_LoopNode] = []
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename, variables)))
-        is_running = code in _codes(compile(tree, code.co_filename, "exec", dont_inherit=True))
-    except (SyntaxError, ValueError, RecursionError):
+    tree, codes = _parsed("".join(linecache.getlines(code.co_filename, variables)))
+    if code not in codes:
         return scope, loops
-    scope = tree if is_running else scope
-    for node in _around(tree, line) if is_running else ():
+    scope = tree
+    for node in _around(tree, line):
         if isinstance(node, _FunctionNode):
             scope, loops = node, []
         elif isinstance(node, _LoopNode):
             loops.append(node)
     return scope, loops
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(text: str) -> tuple[ast.Module, frozenset[CodeType]]:
+    """A source, and the code of it and of all functions in it; nothing if it can't be read."""
+    try:
+        tree = ast.parse(text)
+        return tree, frozenset(_codes(compile(tree, "", "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], []), frozenset()
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import IOBase
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from cluster_ddp.runtime.checkpoint.exactness.loop_variables import RepeatedCode
 from cluster_ddp.runtime.failure.stacks import is_users
 
 _DEPTH = 5  # of objects in objects
-_MOST_OBJECTS = 1000
+_MOST_OBJECTS, _MOST_FUNCTIONS = 1000, 100
 # Others say whether these change; and a file is an iterator, too.
 _KNOWN = torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler, Dataset, IOBase
 Contents = dict[str, object]
@@ -108,6 +108,8 @@ class ScriptState:
             found[place] = content
         if isinstance(value, FunctionType):
             inner = _inside_function(value) if is_users(value.__code__.co_filename) else {}
+        elif isinstance(value, ModuleType):
+            inner = _inside_module(value) if is_users(getattr(value, "__file__", None) or "<") else {}
         elif content is not None:
             inner = {key: one for key, one in _items(value) if content_of(one, _version) is None}
         else:
@@ -141,12 +143,13 @@ def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, An
         for name in _parameters(one.f_code) if number < whole else ():  # its caller has these
             values.pop(name, None)
         found.append((loop, values))
-    called = {
-        values[name] for loop, values in found for name in loop.read if isinstance(values.get(name), FunctionType)
-    }
-    for function in called:
-        if is_users(function.__code__.co_filename) and (loop := loop_variables.of_function(function)) is not None:
-            found.append((loop, function.__globals__))
+    looked_at = set[FunctionType]()
+    for code, variables in found:  # it grows by the functions that they call, and those that these call
+        called = {value for name in code.read if isinstance(value := variables.get(name), FunctionType)} - looked_at
+        for function in [value for value in called if is_users(value.__code__.co_filename)]:
+            looked_at.add(function)
+            if len(looked_at) < _MOST_FUNCTIONS and (of_it := loop_variables.of_function(function)) is not None:
+                found.append((of_it, function.__globals__))
     return found
 
 
@@ -174,6 +177,12 @@ def _inside_function(function: FunctionType) -> dict[str, object]:
     defaults = dict(zip(reversed(names[: function.__code__.co_argcount]), reversed(function.__defaults__ or ())))
     found |= {f"({name})": one for name, one in {**defaults, **(function.__kwdefaults__ or {})}.items()}
     return found | {f".{name}": one for name, one in vars(function).items()}
+
+
+def _inside_module(module: ModuleType) -> dict[str, object]:
+    """The variables of a module of the script."""
+    own = {name: one for name, one in vars(module).items() if not name.startswith("__")}
+    return {f".{name}": one for name, one in own.items() if not isinstance(one, ModuleType | FunctionType | type)}
 
 
 def _parameters(code: CodeType) -> Sequence[str]:

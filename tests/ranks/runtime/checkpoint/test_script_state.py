@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import random
@@ -74,6 +75,10 @@ class Trainer:
 
 
 def call() -> None:
+    call_inner()
+
+
+def call_inner() -> None:
     global calls
     calls += 1
 
@@ -328,6 +333,24 @@ SAID = {
     keeps_nothing: [CARRIES.format("total")],
     reads_its_shard_by_hand: [],
 }
+
+
+def calls_a_module(parts: Parts, helper: Any) -> None:
+    for _ in parts.checkpoint.epochs(1):
+        for _ in parts.shard:
+            helper.note()
+            parts.step()
+
+
+def test_variables_of_another_module_are_named(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "helper_of_mine.py").write_text("made = 0\n\n\ndef note():\n    global made\n    made += 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    helper = importlib.import_module("helper_of_mine")
+    calls_a_module(Parts(world, tmp_path / "run"), helper)
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert CHANGES.format("helper.made") in said
 
 
 @pytest.mark.parametrize("train", SAID)
