@@ -17,7 +17,8 @@ from cluster_ddp.runtime.model.dtensor_pieces import content, is_sharded
 
 PLAIN = bool, int, float, str, type(None)
 _LARGEST_BYTES = 1 << 20
-_MOST_ITEMS = 1000
+_MOST_ITEMS = 5000  # with those in containers inside
+_CONTAINERS = (dict, list, tuple, deque, set)
 
 
 def plain_tensor(value: torch.Tensor) -> object:
@@ -51,8 +52,20 @@ def content_of(value: Any, tensor: Callable[[torch.Tensor], object] = plain_tens
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     ):
         return content_of(getattr(value, "__dict__", {}), tensor)
-    if not isinstance(value, dict | list | tuple | deque | set) or len(value) > _MOST_ITEMS:
+    if not isinstance(value, _CONTAINERS) or _is_large(value):
         return None
     if isinstance(value, dict):
         return [(repr(key), content_of(one, tensor)) for key, one in value.items()]
     return sorted(map(repr, value)) if isinstance(value, set) else [content_of(one, tensor) for one in value]
+
+
+def _is_large(value: Any) -> bool:
+    left, count = [value], 0
+    while left and count <= _MOST_ITEMS:
+        one = left.pop()
+        count += len(one)
+        if count <= _MOST_ITEMS:
+            left += [
+                inner for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, _CONTAINERS)
+            ]
+    return count > _MOST_ITEMS
