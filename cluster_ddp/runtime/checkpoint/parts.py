@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import deque
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
@@ -26,8 +27,8 @@ class Stateful(Protocol):
 class ScriptVariables:
     """Variables of the script as a part, such as the best loss: what a namespace has.
 
-    Numbers, texts, tensors, lists and dictionaries of them; NumPy's arrays; random number generators of torch, NumPy
-    and Python, which are set again.
+    Numbers, texts, tensors, lists and dictionaries of them, a deque; NumPy's arrays; random number generators of torch,
+    NumPy and Python, which are set again. Arrays and tensors may grow.
     """
 
     def __init__(self, namespace: SimpleNamespace) -> None:
@@ -39,16 +40,17 @@ class ScriptVariables:
         return {name: _saved(value) for name, value in vars(self.namespace).items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace them by those of `state_dict`."""
-        now = {**vars(self.namespace)}
-        vars(self.namespace).clear()
-        vars(self.namespace).update({name: _loaded(now.get(name), value) for name, value in state_dict.items()})
+        """Set them to those of `state_dict`. One that is new in the script stays as it is."""
+        now = vars(self.namespace)
+        now.update({name: _loaded(now.get(name), value) for name, value in state_dict.items()})
 
 
 def _saved(value: object) -> object:
     if isinstance(value, np.ndarray):
         with contextlib.suppress(TypeError, ValueError):  # else it is refused, as what torch.load does not read
             return torch.from_numpy(value.copy())
+    if isinstance(value, deque):
+        return list(value)
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, np.random.Generator):
@@ -65,6 +67,8 @@ def _loaded(now: Any, value: Any) -> object:
     """A saved value, as the kind of object that the script has made."""
     if isinstance(now, np.ndarray):
         return value.numpy().copy()
+    if isinstance(now, deque):
+        return deque(value, now.maxlen)
     if isinstance(now, torch.Generator):
         now.set_state(value.cpu())
     elif isinstance(now, np.random.Generator):

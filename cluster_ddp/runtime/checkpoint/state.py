@@ -18,7 +18,7 @@ from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSetti
 from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
 from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
-from cluster_ddp.runtime.checkpoint.parts import Stateful
+from cluster_ddp.runtime.checkpoint.parts import ScriptVariables, Stateful
 from cluster_ddp.runtime.checkpoint.sharded import resharding
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS
@@ -199,8 +199,12 @@ class TrainingState:
 
     def complaint(self, saved: Mapping[str, Any]) -> str | None:
         """Return why a saved state does not belong to this training, in words; None if it does."""
+        states = self._states()
+        for name, part in self.parts.items():
+            if isinstance(part, ScriptVariables):  # their shapes may change as the training goes on
+                states[name] = saved["parts"].get(name, {})
         return compatibility.complaint(
-            saved, {**self._frame(), "parts": self._states(), "ranks": [{"meters": self._of_meters()}]}
+            saved, {**self._frame(), "parts": states, "ranks": [{"meters": self._of_meters()}]}
         )
 
     def load(self, read: Callable[[], dict[str, Any]], saved_pieces: SavedPieces) -> None:

@@ -5,6 +5,7 @@ module_settings      which parameters train, and numbers in the attributes of mo
 part_states          counts, tensors and optimizers in parts that their state_dict() lacks
 script_state         variables and objects that the script keeps
 loop_variables       which variables a loop carries, by its source
+shard_iterators      what takes a shard's batches on their way to the loop
 contents             what a value has, to be compared
 other_modules        modules that change and are no part
 changes_before_loop  parts that a script changes after its Checkpointer

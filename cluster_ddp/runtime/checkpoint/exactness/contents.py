@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from argparse import Namespace
+from array import array
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -46,6 +47,8 @@ def content_of(value: Any, tensor: Callable[[torch.Tensor], object] = plain_tens
         return content_of(value.get_state())
     if isinstance(value, torch.Tensor):
         return tensor(value)
+    if isinstance(value, bytearray | array):
+        return bytes(memoryview(value).cast("B")) if len(value) <= _LARGEST_BYTES else None
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes()) if value.nbytes <= _LARGEST_BYTES else None
     if isinstance(value, SimpleNamespace | Namespace) or (

@@ -7,10 +7,11 @@ at each save: random number generators, containers, objects of the script's clas
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import IOBase
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -39,14 +40,16 @@ class ScriptState:
         self._before: dict[str, Contents] = {}
         self._told: set[str] = set()
 
-    def look(self, functions: Mapping[str, object]) -> list[str]:
+    def look(self, functions: Mapping[str, object], generators: Sequence[FrameType]) -> list[str]:
         """Return the variables and the iterators that the loop around this call carries; note what else it reads.
 
-        Call it in a step. Without the source of the running code it finds nothing. It also notes these `functions`.
+        Call it in a step. Without the source of the running code it finds nothing. It also looks at these `functions`,
+        and at the frames of generators that the batches come through.
         """
         carried = dict[str, None]()
         self._read |= functions
-        for loop, values in _around(sys._getframe(1)):
+        inside = [found for frame in generators for found in _around(frame)]
+        for loop, values in [*_around(sys._getframe(1)), *inside]:
             names = sorted(loop.read & values.keys())
             read = {name: values[name] for name in names if not isinstance(values[name], PLAIN)}
             variables = sorted(loop.carried & values.keys())
@@ -94,7 +97,7 @@ class ScriptState:
         if id(value) in seen or not depth or len(seen) > _MOST_OBJECTS:
             return {}
         seen.add(id(value))
-        if isinstance(value, MethodType):
+        if isinstance(value, MethodType | BuiltinMethodType):
             return self._inside(place, value.__self__, depth, seen)
         kind = value if isinstance(value, type) else type(value)
         is_of_script = is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
@@ -108,6 +111,8 @@ class ScriptState:
             found[place] = content
         if isinstance(value, FunctionType):
             inner = _inside_function(value) if is_users(value.__code__.co_filename) else {}
+        elif isinstance(value, functools.partial):
+            inner = {".func": value.func, **dict(_items([*value.args])), **dict(_items(value.keywords))}
         elif isinstance(value, ModuleType):
             inner = _inside_module(value) if is_users(getattr(value, "__file__", None) or "<") else {}
         elif content is not None:

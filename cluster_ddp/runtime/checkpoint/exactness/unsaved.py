@@ -8,12 +8,9 @@ Checkpointer: optimizers, schedulers, scalers, parameters, shards, DataLoaders.
 from __future__ import annotations
 
 import functools
-import gc
 import logging
-import operator
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from types import GeneratorType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cluster_ddp.errors import CheckpointError, counted, first_of
 from cluster_ddp.runtime import non_finite
-from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
+from cluster_ddp.runtime.checkpoint.exactness import optimizer_state, shard_iterators
 from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
 from cluster_ddp.runtime.checkpoint.exactness.part_states import PartStates
@@ -183,7 +180,7 @@ class Unsaved:
         if self._looks > _LOOKS:
             return
         self._look_at_data(step)
-        if carried := self._script.look(self._hooks()):
+        if carried := self._script.look(self._hooks(), shard_iterators.generators(self._shards)):
             found = f"the script carries variables from step to step: {', '.join(carried)}."
             self._say(step, found, _OF_SCRIPT, lost=_AS_MADE, level=logging.WARNING)
         if not self._buffers:
@@ -213,11 +210,12 @@ class Unsaved:
         """Look for shards that are not the training's, for what counts batches anew, and for generators of datasets."""
         for one in being_read - set(self._shards):
             self._say(step, f"a {type(one).__name__.lower()} is read that is not the Checkpointer's.", _OF_SHARD)
-        if any(shard.seen_in_pass < shard.seen for shard in self._shards) and _is_numbered(self._shards):
+        resumed = [shard for shard in self._shards if shard.seen_in_pass < shard.seen]
+        if resumed and shard_iterators.are_numbered(self._shards):
             found = "this epoch began before the resume, and enumerate counts its batches from 0 again."
             lost = "If the training depends on them, it differs from one without a stop."
             self._say(step, found, _OF_NUMBERS, lost=lost, level=logging.WARNING)
-        if any(shard.seen_in_pass < shard.seen and _is_zipped(shard, self._shards) for shard in self._shards):
+        if any(shard_iterators.is_zipped(shard, self._shards) for shard in resumed):
             found = "this epoch began before the resume, and zip takes what stands beside the shard from its beginning."
             lost = "The training differs from one without a stop."
             self._say(step, found, _OF_ZIP, lost=lost)
@@ -251,8 +249,14 @@ class Unsaved:
         found: dict[str, object] = {}
         for name, part in self._modules.items():
             for module in part.modules():
-                for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+                hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+                of_parameters = [one._backward_hooks for one in module.parameters(recurse=False) if one._backward_hooks]
+                for hook in [hook for some in (*hooks, *of_parameters) for hook in some.values()]:
                     found[f"a hook of {name}'s {type(module).__name__}"] = hook
+        for name, part in self._parts.items():
+            if isinstance(part, torch.optim.Optimizer):
+                of_steps = [*part._optimizer_step_pre_hooks.values(), *part._optimizer_step_post_hooks.values()]
+                found |= {f"a hook of {name}": hook for hook in of_steps}
         return found
 
     def _saved_modules(self) -> Iterator[torch.nn.Module]:
@@ -302,42 +306,8 @@ def _is_restored(saved: Iterable[object], shards: Iterable[BatchIterator], one: 
     """Whether an object is saved, is a shard, or takes its items from one."""
     depth = 4 if isinstance(one, Iterator) else 0
     return any(one is other for other in _with_attributes(saved)) or any(
-        _reaches(one, shard, depth) for shard in shards
+        shard_iterators.reaches(one, shard, depth) for shard in shards
     )
-
-
-def _is_numbered(shards: Sequence[BatchIterator]) -> bool:
-    """Whether `enumerate` counts the batches of a shard, and has begun with 0 and its first batch in this process."""
-    counts = [one for one in objects_of(enumerate) if one.__reduce__()[1][1] == 1]
-    return any(_reaches(one, shard, 4) for one in counts for shard in shards)
-
-
-def _is_zipped(shard: BatchIterator, shards: Iterable[BatchIterator]) -> bool:
-    """Whether `zip` takes batches of a shard, and beside each something of more than is left of the epoch."""
-    if not isinstance(shard, Sized):
-        return False
-    left = len(shard) - shard.step - 1
-    for one in objects_of(zip):
-        inside = [inner for group in gc.get_referents(one) if isinstance(group, tuple) for inner in group]
-        others = [inner for inner in inside if not any(_reaches(inner, other, 4) for other in shards)]
-        if len(others) < len(inside) and any(_is_longer(other, left) for other in others):
-            return True
-    return False
-
-
-def _is_longer(iterator: object, left: int) -> bool:
-    return isinstance(iterator, Iterator) and operator.length_hint(iterator, 0) > left
-
-
-def _reaches(iterator: object, shard: BatchIterator, depth: int) -> bool:
-    """Whether an iterator takes from a shard, also through others such as a progress bar's."""
-    if iterator is shard or not depth:
-        return iterator is shard
-    if isinstance(iterator, GeneratorType):
-        inside = [*iterator.gi_frame.f_locals.values()] if iterator.gi_frame else []
-    else:
-        inside = gc.get_referents(iterator)
-    return any(_reaches(one, shard, depth - 1) for one in inside)
 
 
 def _is_under_way(iterator: Any) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import functools
 import importlib
 import itertools
 import math
 import random
 from argparse import Namespace
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,6 +147,44 @@ def has_objects_in_containers(parts: Parts) -> None:
 
 def has_an_engine(parts: Parts) -> None:
     Engine(parts).run()
+
+
+def noisy(batches: Any) -> Iterator[torch.Tensor]:
+    sigma = 1.0
+    for (x,) in batches:
+        yield x * sigma
+        sigma *= 0.97
+
+
+def reads_through_a_generator(parts: Parts) -> None:
+    for _ in parts.checkpoint.epochs(2):
+        for _ in enumerate(noisy(parts.shard), start=parts.shard.step + 1):
+            parts.step()
+
+
+def has_partials_and_bound_methods(parts: Parts) -> None:
+    draw, sums = random.Random(7).random, array.array("d", [0.0])
+    noise = functools.partial(np.random.default_rng(0).normal, 0.0, 0.2)
+    grow = functools.partial(smooth, bank={})
+    for _ in parts.checkpoint.epochs(2):
+        for _ in parts.shard:
+            draw(), noise(), grow(1.0)
+            sums[0] += 1
+            parts.step()
+
+
+def has_more_hooks(parts: Parts) -> None:
+    counts = {"weight": 0}
+
+    def of_weight(gradient: torch.Tensor) -> None:
+        counts["weight"] += 1
+
+    parts.model.weight.register_hook(of_weight)
+    for _ in parts.checkpoint.epochs(2):
+        for (x,) in parts.shard:
+            parts.model(x).sum().backward()
+            parts.model.weight.grad = parts.model.bias.grad = None
+            parts.step()
 
 
 def has_functions_with_a_memory(parts: Parts) -> None:
@@ -323,6 +364,9 @@ SAID = {
         "layers, their hooks or parameters were replaced: model",
         CHANGES.format("a hook of model's Linear.mean, ramp.made, smooth(bank)"),
     ],
+    reads_through_a_generator: [CARRIES.format("sigma")],
+    has_partials_and_bound_methods: [CHANGES.format("draw, grow['bank'], noise.func, sums")],
+    has_more_hooks: [CHANGES.format("a hook of model's Linear.counts")],
     fills_lists_in_each_epoch: [CHANGES.format("features")],
     decays_in_a_class: [CHANGES.format("Levels.level")],
     averages: [CHANGES.format("average.shadow, average.updates")],
@@ -370,6 +414,7 @@ def test_variables_in_a_part_are_restored_and_not_named(
     def train(steps: int) -> SimpleNamespace:
         shown = list[int]()
         kept = SimpleNamespace(best=math.inf, shown=shown, means=torch.zeros(2), rng=(rng := random.Random(1)))
+        kept.window, kept.grown, kept.norms = deque([0], maxlen=2), torch.zeros(0), np.zeros(0)
         parts = Parts(world, tmp_path / "run", kept=kept)
         for epoch in parts.checkpoint.epochs(2):
             for _ in parts.shard:
@@ -377,6 +422,9 @@ def test_variables_in_a_part_are_restored_and_not_named(
                 kept.shown.append(epoch)
                 len(shown), rng.random()  # by the script's own names
                 kept.means += 1
+                kept.window.append(epoch)
+                kept.grown = torch.cat([kept.grown, torch.ones(1)])
+                kept.norms = np.append(kept.norms, 1.0)
                 parts.step()
                 if parts.checkpoint.steps == steps:
                     return kept
@@ -385,6 +433,7 @@ def test_variables_in_a_part_are_restored_and_not_named(
     train(4)
     kept = train(6)
     assert (kept.best, kept.shown, kept.means.tolist()) == (5, [0, 0, 0, 1, 1, 1], [6, 6])
+    assert (kept.window, kept.grown.shape, kept.norms.shape) == (deque([1, 1], maxlen=2), (6,), (6,))
     assert not caplog.records
 
 
