@@ -245,19 +245,19 @@ class Unsaved:
                     yield f"{name}.{key}", buffer
 
     def _hooks(self) -> dict[str, object]:
-        """The functions that the modules among the parts call, by words for them."""
-        found: dict[str, object] = {}
+        """The functions that modules, parameters and optimizers among the parts call, by words for them."""
+        found: list[tuple[str, object]] = []
         for name, part in self._modules.items():
-            for module in part.modules():
+            for path, module in part.named_modules():
                 hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
                 of_parameters = [one._backward_hooks for one in module.parameters(recurse=False) if one._backward_hooks]
-                for hook in [hook for some in (*hooks, *of_parameters) for hook in some.values()]:
-                    found[f"a hook of {name}'s {type(module).__name__}"] = hook
+                place = ".".join(filter(None, (name, path)))
+                found += [(place, hook) for some in (*hooks, *of_parameters) for hook in some.values()]
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
                 of_steps = [*part._optimizer_step_pre_hooks.values(), *part._optimizer_step_post_hooks.values()]
-                found |= {f"a hook of {name}": hook for hook in of_steps}
-        return found
+                found += [(name, hook) for hook in of_steps]
+        return {f"{place}'s hook {getattr(hook, '__name__', type(hook).__name__)}": hook for place, hook in found}
 
     def _saved_modules(self) -> Iterator[torch.nn.Module]:
         """The modules among what is saved, in it, and in its attributes."""

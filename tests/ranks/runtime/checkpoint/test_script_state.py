@@ -37,7 +37,8 @@ class Parts:
     def __init__(self, world: World, run_dir: Path, **parts: Any) -> None:
         self.world, self.model = world, nn.Linear(2, 2)
         self.shard = world.shard(TensorDataset(torch.ones(12, 2)), batch_size=4, shuffle_seed=1)
-        parts = {"model": self.model, **parts}
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        parts = {"model": self.model, "optimizer": self.optimizer, **parts}
         self.checkpoint = cluster_ddp.Checkpointer(world, shard=self.shard, run_dir=run_dir, every="1steps", **parts)
 
     def step(self) -> None:
@@ -179,11 +180,17 @@ def has_more_hooks(parts: Parts) -> None:
     def of_weight(gradient: torch.Tensor) -> None:
         counts["weight"] += 1
 
+    def of_step(*_: object) -> None:
+        means[0].add_(1)
+
+    means = [torch.zeros(2)]
     parts.model.weight.register_hook(of_weight)
+    parts.optimizer.register_step_post_hook(of_step)
     for _ in parts.checkpoint.epochs(2):
         for (x,) in parts.shard:
+            parts.optimizer.zero_grad()
             parts.model(x).sum().backward()
-            parts.model.weight.grad = parts.model.bias.grad = None
+            parts.optimizer.step()
             parts.step()
 
 
@@ -362,11 +369,11 @@ SAID = {
     has_an_engine: [CHANGES.format("Engine.callbacks[1].mean")],
     has_functions_with_a_memory: [
         "layers, their hooks or parameters were replaced: model",
-        CHANGES.format("a hook of model's Linear.mean, ramp.made, smooth(bank)"),
+        CHANGES.format("model's hook hook.mean, ramp.made, smooth(bank)"),
     ],
     reads_through_a_generator: [CARRIES.format("sigma")],
     has_partials_and_bound_methods: [CHANGES.format("draw, grow['bank'], noise.func, sums")],
-    has_more_hooks: [CHANGES.format("a hook of model's Linear.counts")],
+    has_more_hooks: [CHANGES.format("model's hook of_weight.counts, optimizer's hook of_step.means")],
     fills_lists_in_each_epoch: [CHANGES.format("features")],
     decays_in_a_class: [CHANGES.format("Levels.level")],
     averages: [CHANGES.format("average.shadow, average.updates")],
