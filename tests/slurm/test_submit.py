@@ -159,15 +159,14 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("launcher", ["srun", "fork"])
-def test_in_a_container_that_strips_slurms_variables(place: Place, launcher: str) -> None:
+def test_in_a_container_that_strips_slurms_variables(place: Place) -> None:
     """A real Apptainer, which is told to pass no variable on, with an image that has nothing of its own."""
     real_apptainer.image(place.folder / "my image")
     env = {"PATH": f"{real_apptainer.fetch()}:{place.slurm.env['PATH']}", "APPTAINER_CLEANENV": "1"}
     env |= {"APPTAINERENV_PYTHONPATH": str(ROOT), "APPTAINERENV_PREPEND_PATH": str(Path(sys.executable).parent)}
     env["APPTAINERENV_TMPDIR"] = os.environ["TMPDIR"]  # the tests remove it
     binds = (word for folder in real_apptainer.BINDS for word in ("--container-binds", folder))
-    options = (*TWO_BY_TWO, "--launcher", launcher, "--container", "my image", *binds, "--watch")
+    options = (*TWO_BY_TWO, "--launcher", "srun", "--container", "my image", *binds, "--watch")
     names = "APPTAINER_NAME|SLURM_PROCID|SLURM_JOB_ID"
     show = f"env | grep -E '^({names})='; echo secret ${{#CLUSTER_DDP_SECRET}}; exec \"$@\""
     done = place.submit(*options, "--", "bash", "-c", show, "bash", *HELLO, env=env)

@@ -14,6 +14,7 @@ Who uses a copy holds a shared lock on it (flock). Copies that killed jobs have 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -34,6 +35,9 @@ PREFIX = "cluster_ddp-env-"
 LEFT_AFTER_S = 3600
 """A copy of this age that nobody uses was left by a job that has been killed."""
 
+_BEGUN = ".begun-{}"
+"""In a copy: the task of that rank has begun."""
+
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -47,6 +51,8 @@ class Staged(NamedTuple):
     lock: int | None = None
     """Descriptor of the lock on the copy. Child processes inherit it, so that the copy stays while they run; those of
     `subprocess` need `pass_fds`."""
+    tasks: int = 1
+    """Number of tasks of the node: the copy stays until all have begun, and the last has ended."""
 
 
 def new_name(job_id: str) -> str:
@@ -82,8 +88,11 @@ def unpack(archive: Path, copy_name: str, venv: str, env: Mapping[str, str]) -> 
     return True
 
 
-def use(venv: str, command: Sequence[str], env: Mapping[str, str]) -> Staged:
-    """Let a task use its node's copy, if there is one: by PATH, VIRTUAL_ENV, and the first word of its command."""
+def use(venv: str, command: Sequence[str], env: Mapping[str, str], *, tasks: int = 1) -> Staged:
+    """Let a task use its node's copy, if there is one: by PATH, VIRTUAL_ENV, and the first word of its command.
+
+    `tasks` is the number of tasks of the node that do.
+    """
     as_it_is = Staged(list(command), dict(env))
     if not env.get(Env.COPY):
         return as_it_is
@@ -96,11 +105,13 @@ def use(venv: str, command: Sequence[str], env: Mapping[str, str]) -> Staged:
         os.close(lock)
         return as_it_is
     os.set_inheritable(lock, True)
+    with contextlib.suppress(OSError):  # a full disk: the copy stays until another job removes it
+        (copy / _BEGUN.format(env.get("RANK", "0"))).touch()
     more = {"VIRTUAL_ENV": str(copy), "PATH": f"{copy}/bin:{env.get('PATH', os.defpath)}"}
     program = command[0]
     if program.startswith(f"{venv}/"):
         program = f"{copy}/{program[len(venv) + 1 :]}"
-    return Staged([program, *command[1:]], {**env, **more}, copy, lock)
+    return Staged([program, *command[1:]], {**env, **more}, copy, lock, tasks)
 
 
 def remove(staged: Staged) -> None:
@@ -108,7 +119,8 @@ def remove(staged: Staged) -> None:
     if staged.copy is None or staged.lock is None:
         return
     os.close(staged.lock)
-    rank_notes.remove_unused(staged.copy)
+    if len([*staged.copy.glob(_BEGUN.format("*"))]) >= staged.tasks:  # else a slower one would not find it
+        rank_notes.remove_unused(staged.copy)
 
 
 def _disk(env: Mapping[str, str]) -> Path:

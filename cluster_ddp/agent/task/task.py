@@ -48,7 +48,8 @@ def run(options: Options) -> int:
         return Task(options, rank, env).keep()
     from cluster_ddp.agent.task import staged_env  # few tasks need it
 
-    staged = staged_env.use(options.venv, options.command, env)
+    tasks = int(env["LOCAL_WORLD_SIZE"]) if options.launcher == "srun" else 1
+    staged = staged_env.use(options.venv, options.command, env, tasks=tasks)
     try:
         return Task(options._replace(command=tuple(staged.command)), rank, staged.env).keep()
     finally:

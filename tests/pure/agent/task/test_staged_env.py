@@ -125,6 +125,21 @@ def test_the_last_task_of_the_node_removes_it(node: Node) -> None:
     staged_env.remove(Staged(["true"], {}))  # of a task without a copy: nothing happens
 
 
+def test_a_task_that_ends_before_another_begins_leaves_it_the_copy(node: Node) -> None:
+    node.unpack()
+
+    def begin(rank: str) -> Staged:
+        return staged_env.use(str(node.venv), ("python",), {**node.env, "RANK": rank}, tasks=2)
+
+    staged_env.remove(begin("2"))
+    staged_env.remove(begin("2"))  # it was started again
+    assert node.entries() == [node.copy.name]
+    slower = begin("3")
+    assert slower.copy == node.copy
+    staged_env.remove(slower)
+    assert node.entries() == []
+
+
 def test_what_the_command_has_started_keeps_the_copy(node: Node) -> None:
     """A supervisor may be killed before the rank has ended."""
     node.unpack()
