@@ -9,6 +9,9 @@ from typing import Any
 import numpy.random  # here, since at the first save no file descriptor may be left
 import torch
 
+GENERATORS = torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random
+"""What a script may have beside the global ones."""
+
 
 def seed_all(seed: int) -> None:
     """Seed torch (all devices), Python's random and NumPy with 0 … 2**63 - 1."""
@@ -58,6 +61,47 @@ def set_of_cpu(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(of_torch)
     random.setstate(of_python)
     numpy.random.set_state(of_numpy)
+
+
+def state_of(generator: Any) -> Any:
+    """Return the state of one of `GENERATORS`, in types that torch.load reads with weights_only."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        version, numbers, gauss = generator.getstate()
+        return [version, list(numbers), gauss]
+    is_old = isinstance(generator, numpy.random.RandomState)
+    return _with_tensors(generator.get_state(legacy=False) if is_old else generator.bit_generator.state)
+
+
+def set_state_of(generator: Any, state: Any) -> None:
+    """Set a generator to a state of `state_of`."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state.cpu())
+    elif isinstance(generator, random.Random):
+        version, numbers, gauss = state
+        generator.setstate((version, tuple(numbers), gauss))
+    elif isinstance(generator, numpy.random.RandomState):
+        generator.set_state(_with_arrays(state))
+    else:
+        generator.bit_generator.state = _with_arrays(state)
+
+
+def _with_tensors(state: Any) -> Any:
+    """The state of a generator of NumPy, its unsigned arrays as signed tensors. Whole numbers may have 128 bits."""
+    if isinstance(state, dict):
+        return {key: _with_tensors(value) for key, value in state.items()}
+    if isinstance(state, numpy.ndarray):
+        return torch.from_numpy(state.copy().view(numpy.dtype(f"i{state.itemsize}")))
+    return hex(state) if isinstance(state, int) else state
+
+
+def _with_arrays(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: value if key == "bit_generator" else _with_arrays(value) for key, value in state.items()}
+    if isinstance(state, torch.Tensor):
+        return state.numpy().view(numpy.dtype(f"u{state.itemsize}"))
+    return int(state, 16) if isinstance(state, str) else state
 
 
 def capture(devices: Sequence[torch.device]) -> dict[str, Any]:

@@ -100,8 +100,8 @@ class JobSpec:
     cold: bool = False
     """Whether to keep no process ready for a restart. Each rank's has torch imported, and takes its memory."""
     launcher: Launcher = "srun"
-    """srun: one task per rank. fork: one task per node; it
-    imports torch once and forks the ranks; for Python scripts and modules."""
+    """srun: one task per rank. fork: one task per node; it imports torch once and forks the ranks; for Python scripts
+    and modules."""
     modules: tuple[str, ...] = ()
     """Environment modules to load before the ranks start."""
     venv: str | None = None

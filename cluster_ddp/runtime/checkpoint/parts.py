@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections import deque
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from cluster_ddp.errors import SpecError
+from cluster_ddp.runtime import rng
 
 
 class Stateful(Protocol):
@@ -51,16 +51,7 @@ def _saved(value: object) -> object:
             return torch.from_numpy(value.copy())
     if isinstance(value, deque):
         return list(value)
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return _with_tensors(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return _with_tensors(value.get_state(legacy=False))
-    if isinstance(value, random.Random):
-        version, numbers, gauss = value.getstate()
-        return [version, list(numbers), gauss]
-    return value
+    return rng.state_of(value) if isinstance(value, rng.GENERATORS) else value
 
 
 def _loaded(now: Any, value: Any) -> object:
@@ -69,35 +60,10 @@ def _loaded(now: Any, value: Any) -> object:
         return value.numpy().copy()
     if isinstance(now, deque):
         return deque(value, now.maxlen)
-    if isinstance(now, torch.Generator):
-        now.set_state(value.cpu())
-    elif isinstance(now, np.random.Generator):
-        now.bit_generator.state = _with_arrays(value)
-    elif isinstance(now, np.random.RandomState):
-        now.set_state(_with_arrays(value))
-    elif isinstance(now, random.Random):
-        version, numbers, gauss = value
-        now.setstate((version, tuple(numbers), gauss))
-    else:
+    if not isinstance(now, rng.GENERATORS):
         return value
+    rng.set_state_of(now, value)
     return now
-
-
-def _with_tensors(state: Any) -> Any:
-    """The state of a generator of NumPy in a form that torch.load reads: whole numbers may have 128 bits."""
-    if isinstance(state, dict):
-        return {key: _with_tensors(value) for key, value in state.items()}
-    if isinstance(state, np.ndarray):
-        return torch.from_numpy(state.copy().view(np.dtype(f"i{state.itemsize}")))  # they are unsigned
-    return hex(state) if isinstance(state, int) else state
-
-
-def _with_arrays(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: value if key == "bit_generator" else _with_arrays(value) for key, value in state.items()}
-    if isinstance(state, torch.Tensor):
-        return state.numpy().view(np.dtype(f"u{state.itemsize}"))
-    return int(state, 16) if isinstance(state, str) else state
 
 
 def as_part(name: str, given: object) -> Stateful:

@@ -201,7 +201,7 @@ class TrainingState:
         """Return why a saved state does not belong to this training, in words; None if it does."""
         states = self._states()
         for name, part in self.parts.items():
-            if isinstance(part, ScriptVariables):  # their shapes may change as the training goes on
+            if isinstance(part, ScriptVariables):  # their shapes may change in the training
                 states[name] = saved["parts"].get(name, {})
         return compatibility.complaint(
             saved, {**self._frame(), "parts": states, "ranks": [{"meters": self._of_meters()}]}

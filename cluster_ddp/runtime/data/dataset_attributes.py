@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError, first_of
+from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.data.first_steps import FirstSteps
 from cluster_ddp.runtime.model.dtensor_pieces import content
 
@@ -25,7 +25,6 @@ _SET_AGAIN = (
     "set them for each epoch, before the loop over the shard, by the epoch's number; "
     "what depends on the training: from a part, kept = types.SimpleNamespace(level=0)"
 )
-_GENERATORS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
 
 
 def attributes(dataset: object) -> dict[str, object]:
@@ -106,7 +105,7 @@ class PlainAttributes:
         found = set[str]()
         for place, value in attributes(self._dataset).items():
             inner = _own(place, value) if not isinstance(value, type) else {}
-            found |= {name for name, one in {place: value, **inner}.items() if isinstance(one, _GENERATORS)}
+            found |= {name for name, one in {place: value, **inner}.items() if isinstance(one, rng.GENERATORS)}
         return sorted(found)
 
     @staticmethod

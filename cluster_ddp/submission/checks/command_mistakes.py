@@ -31,12 +31,13 @@ _STARTS_RANKS = "starts ranks itself. Each of the {} ranks of this job would sta
 _ASKS_FOR_TASKS = "asks Slurm for tasks. The job starts this command in each of its tasks already."
 _ASKS_FOR_A_JOB = "asks for a job of its own, so this job would only submit another."
 _WITHOUT = "-- COMMAND (such as python SCRIPT), without {} and its options"
+_RANK_LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate launch"),
+    *("accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner", "horovodrun", "mpirun", "mpiexec"),
+)
 # A program, with its verb, or a module behind `python -m` -> what it does in a job, and what to submit instead.
 _LAUNCHERS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), (_STARTS_RANKS, _WITHOUT)),
-    **dict.fromkeys(("accelerate launch", "accelerate.commands.launch"), (_STARTS_RANKS, _WITHOUT)),
-    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), (_STARTS_RANKS, _WITHOUT)),
-    **dict.fromkeys(("horovodrun", "mpirun", "mpiexec"), (_STARTS_RANKS, _WITHOUT)),
+    **dict.fromkeys(_RANK_LAUNCHERS, (_STARTS_RANKS, _WITHOUT)),
     "srun": (_ASKS_FOR_TASKS, _WITHOUT),
     **dict.fromkeys(("sbatch", "salloc"), (_ASKS_FOR_A_JOB, "run {} without cluster-ddp")),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from argparse import Namespace
 from array import array
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.model.dtensor_pieces import content, is_sharded
 
 PLAIN = bool, int, float, str, type(None)
@@ -37,14 +37,8 @@ def content_of(value: Any, tensor: Callable[[torch.Tensor], object] = plain_tens
     """
     if isinstance(value, PLAIN):
         return repr(value)
-    if isinstance(value, torch.Generator):
-        return plain_tensor(value.get_state())
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return content_of(value.get_state())
+    if isinstance(value, rng.GENERATORS):
+        return content_of(rng.state_of(value))
     if isinstance(value, torch.Tensor):
         return tensor(value)
     if isinstance(value, bytearray | array):

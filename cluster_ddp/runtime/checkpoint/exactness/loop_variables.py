@@ -36,11 +36,11 @@ class RepeatedCode:
 
 def around(frame: FrameType) -> RepeatedCode | None:
     """Return the loop of a frame around its line, else its function; None without the source of what runs."""
-    around, loops = _at(frame.f_code, frame.f_lineno, frame.f_globals)
+    scope, loops = _at(frame.f_code, frame.f_lineno, frame.f_globals)
     if not loops:
-        return _of_call(around) if isinstance(around, _FunctionNode) else None
+        return _of_call(scope) if isinstance(scope, _FunctionNode) else None
     carried, read = set[str](), set[str]()
-    outside: list[ast.AST] = [*around.body]
+    outside: list[ast.AST] = [*scope.body]
     for loop in loops:
         turn = _Turn(_of_turn(loop))
         carried |= turn.carried | (turn.left & _Turn(outside, without=loop).read)

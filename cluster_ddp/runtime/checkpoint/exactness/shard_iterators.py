@@ -12,10 +12,11 @@ from cluster_ddp.runtime.failure.stacks import is_users
 from cluster_ddp.runtime.live_objects import objects_of
 
 
-def generators(shards: Sequence[BatchIterator]) -> list[FrameType]:
-    """Return the frames of the script's generators that take batches of these shards."""
-    found = [one for one in objects_of(GeneratorType) if any(reaches(one, shard, 4) for shard in shards)]
-    return [one.gi_frame for one in found if is_users(one.gi_code.co_filename)]
+def frames(objects: Iterable[object], shards: Sequence[BatchIterator]) -> list[FrameType]:
+    """Return the frames of those of the script's generators among objects that take batches of these shards."""
+    own = [one for one in objects if isinstance(one, GeneratorType) and is_users(one.gi_code.co_filename)]
+    reading = [one for one in own if any(reaches(one, shard, 4) for shard in shards)]
+    return [one.gi_frame for one in reading if one.gi_frame is not None]
 
 
 def are_numbered(shards: Sequence[BatchIterator]) -> bool:

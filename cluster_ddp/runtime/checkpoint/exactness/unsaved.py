@@ -11,6 +11,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -180,14 +181,14 @@ class Unsaved:
         if self._looks > _LOOKS:
             return
         self._look_at_data(step)
-        if carried := self._script.look(self._hooks(), shard_iterators.generators(self._shards)):
+        objects = objects_of(torch.nn.Module, LRScheduler, GradScaler, _BaseDataLoaderIter, Meter, GeneratorType)
+        if carried := self._script.look(self._hooks(), shard_iterators.frames(objects, self._shards)):
             found = f"the script carries variables from step to step: {', '.join(carried)}."
             self._say(step, found, _OF_SCRIPT, lost=_AS_MADE, level=logging.WARNING)
         if not self._buffers:
             self._buffers = [(name, buffer.detach().cpu().clone()) for name, buffer in self._temporary_buffers()]
         self._look_for_parameters(step)
         parts = self._inside_parts()
-        objects = objects_of(torch.nn.Module, LRScheduler, GradScaler, _BaseDataLoaderIter, Meter)
         self._meters.note([one for one in objects if isinstance(one, Meter) and not self._is_saved(one)])
         self._others.note([one for one in objects if isinstance(one, torch.nn.Module)], self._saved_modules())
         for one in objects:

@@ -19,7 +19,7 @@ ONE_LOOP = {
     "the best so far": ("if x > best:\n  best = x", "best"),
     "in one branch": ("if x:\n  value = 1\nprint(value)", "value"),
     "in both branches": ("if x:\n  value = 1\nelse:\n  value = 2\nprint(value)", ""),
-    "in the only branch that goes on": ("if x:\n  continue\nelse:\n  value = 2\nprint(value)", ""),
+    "in the only branch that continues the turn": ("if x:\n  continue\nelse:\n  value = 2\nprint(value)", ""),
     "in an inner loop": ("for y in some:\n  value = y\nprint(value)", ""),
     "summed in each turn": ("total = 0\nfor y in some:\n  total += y\nprint(total)", ""),
     "summed in all": ("for y in some:\n  total += y", "total"),
