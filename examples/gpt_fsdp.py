@@ -85,7 +85,7 @@ def train(options: argparse.Namespace, world: cluster_ddp.World) -> None:
     torch.manual_seed(options.seed)
     train_set, val_set = load(options.text, options.length)
     on_gpu, is_ddp = world.device.type == "cuda", options.strategy == "ddp"
-    with world.empty_init():  # no memory is taken: no rank ever holds the whole model
+    with world.empty_init():  # rank 0 builds it in its host's memory: no GPU ever holds the whole model
         model = GPT(options.layers, options.width, options.heads, options.length)
     world.seed_rank(options.seed)  # dropout differs between ranks
     mixed = torch.bfloat16 if on_gpu and not is_ddp else None

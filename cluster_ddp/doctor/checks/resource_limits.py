@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster_ddp.doctor.checks.check_types import Site, node_check, rank_check
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.runtime.profiling.cpu_and_memory import MOUNT, step_folder
+from cluster_ddp.runtime.profiling.cpu_and_memory import MOUNT, memory_limits, step_folder
 
 _MIB, _GIB = 1024**2, 1024**3
 # torch itself, its libraries and a few loader workers.
@@ -108,12 +108,8 @@ def free_ports(site: Site) -> Iterator[Finding]:
 @node_check
 def memory_limit(site: Site, mount: Path = MOUNT) -> Iterator[Finding]:
     """Detect a memory limit that is smaller than what was asked for."""
-    limits = []
     folder = _cgroup(mount)
-    for one in [] if folder is None else (folder, folder.parent):  # the step's and the job's
-        for path in (one / "memory.max", one / "memory.limit_in_bytes"):
-            if path.is_file() and (text := path.read_text().strip()).isdigit():
-                limits.append(int(text))
+    limits = [] if folder is None else memory_limits(folder)
     asked_mib, said = _asked_memory(site)
     if limits and min(limits) < 0.9 * asked_mib * _MIB:
         yield Finding(

@@ -16,9 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.collectives import Collectives
-
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Return whether it is a DTensor."""
@@ -51,17 +48,6 @@ def broadcast_storage(storage: torch.UntypedStorage, device: torch.device) -> No
     dist.broadcast(value, src=0)
     if value is not its_bytes:
         its_bytes.copy_(value)
-
-
-def require_same(world: Collectives, digest: str, found: str, hint: str) -> None:
-    """Compare all ranks' digests of the model that they wrap. A collective.
-
-    Raises:
-        SpecError: some differ from rank 0's: "ranks 1, 2 " and `found`.
-    """
-    digests = world.gather(digest)
-    if others := [str(rank) for rank, one in enumerate(digests) if one != digests[0]]:
-        raise SpecError("world.wrap(model):", f"ranks {', '.join(others)} {found}", hint)
 
 
 @dataclass(frozen=True, slots=True)

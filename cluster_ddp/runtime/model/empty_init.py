@@ -1,248 +1,271 @@
-"""`World.empty_init`: a model's constructor without memory for its tensors. What it does to them is recorded.
+"""`World.empty_init`: rank 0 runs a model's constructor, the others without memory for its weights. `wrap` shares them.
 
-In the body, tensors are on torch's meta device: they have a shape, and no values. Each operation that makes or changes
-one is recorded, below autograd, where torch has the same ones as for any device. `World.wrap` has `replay` run them.
+On the other ranks, weights are on torch's meta device: they have a shape, and no values.
 """
 
 from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.modules import module as hooks
+from torch.nn.modules import module as torch_hooks
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode  # torch documents it under this name, for extending torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import rng
-from cluster_ddp.runtime.model.dtensor_pieces import content
-from cluster_ddp.runtime.model.materialize import META, Operation, Owner, Recording, Replay, View
+from cluster_ddp.runtime.collectives import Collectives
+from cluster_ddp.runtime.model.dtensor_pieces import broadcast_storage, is_sharded, local_part
+from cluster_ddp.runtime.profiling.cpu_and_memory import available_bytes
 
+_META = torch.device("meta")
 _ASKED = "Building a model in world.empty_init():"
-_HINT = "build that part of the model outside of the body"
-_TRUNC_NORMAL = torch.nn.init._no_grad_trunc_normal_
-_STAND_INS = 0x5EED0000  # seeds
-# Functions that make a tensor from numbers. Those that take data (torch.tensor, as_tensor) make a real one.
-_NAMES = """
-    empty empty_permuted empty_strided zeros ones full eye arange range linspace logspace rand randn randint randperm
-    tril_indices triu_indices bartlett_window blackman_window hamming_window hann_window kaiser_window
-"""
-_FACTORIES = {*(getattr(torch, name) for name in _NAMES.split()), torch.fft.fftfreq, torch.fft.rfftfreq}
-_ITEM, _COPY = torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default
-# They write their first argument, whatever it was.
-_OVERWRITES = {
-    *("normal_.default", "uniform_.default", "zero_.default", "fill_.Scalar", "fill_.Tensor", "copy_.default"),
-    *("bernoulli_.float", "random_.default", "random_.from", "random_.to", "exponential_.default"),
-    _TRUNC_NORMAL.__name__,
+_WRAPPING = "world.wrap(model):"
+_OUTSIDE = "build that part of the model outside of the body"
+# Their results do not follow from their arguments.
+_FACTORIES = {
+    *(torch.empty, torch.empty_permuted, torch.empty_strided),
+    *(torch.rand, torch.randn, torch.randint, torch.randperm),
 }
-
-recordings: list[Recording] = []
-"""Of bodies whose models may still be wrapped."""
 
 
 @contextmanager
-def recorded(device: torch.device) -> Iterator[None]:
-    """Record the body as `World.empty_init` describes."""
-    recordings[:] = [one for one in recordings if any(map(_is_unmade, one.registered.values()))]
-    if torch.nn.init._no_grad_trunc_normal_ is not _TRUNC_NORMAL:
-        raise SpecError(_ASKED, "it is in the body of another one.", "use one for the whole model")
-    recording = Recording(device, rng.of_device(device))
-    registered: list[weakref.ref[torch.Tensor]] = []
-
-    def note(_: torch.nn.Module, __: str, tensor: torch.Tensor | None) -> None:
-        if tensor is not None and tensor.device == META:  # is_meta is False in the body
-            registered.append(weakref.ref(tensor))
-
-    operations = _Operations(recording)
+def built_on_main(world: Collectives) -> Iterator[None]:
+    """Build models in the body as `World.empty_init` describes, with its errors. A collective."""
+    device = torch.get_default_device()
+    before = rng.of_device(device)
     with ExitStack() as stack:
-        for kind in ("parameter", "buffer"):
-            stack.callback(getattr(hooks, f"register_module_{kind}_registration_hook")(note).remove)
-        # It draws again while values are out of bounds, which nobody can record: so its calls are (torch 2.10 to 2.14).
-        stack.callback(setattr, torch.nn.init, "_no_grad_trunc_normal_", _TRUNC_NORMAL)
-        torch.nn.init._no_grad_trunc_normal_ = operations.trunc_normal
-        try:
-            with operations, _Factories():
-                yield
-        finally:
-            recording.end(after=operations.last_random())
-            if recording.ends_after is not None or not operations.ends:
-                rng.set_of_device(device, recording.generator)
-    recording.register(registered)
-    recordings.append(recording)
+        on_registration: Any = _check_room if world.is_main else _WithoutValue()
+        stack.callback(torch_hooks.register_module_parameter_registration_hook(on_registration).remove)
+        modes: Any = (_RoomForCopies,) if world.is_main else (_WithoutValues, _Factories)
+        for mode in modes:
+            stack.enter_context(mode())
+        yield
+    of_main, after = world.broadcast([before, rng.of_device(device)])
+    was_set = not torch.equal(rng.of_device(device), before)  # as by torch.manual_seed: no rank draws but rank 0
+    if was_set or torch.equal(before, of_main):
+        rng.set_of_device(device, after)
 
 
-def owners(model: torch.nn.Module) -> list[tuple[Recording, list[Owner]]]:
-    """Return who has which parameter or buffer on the meta device, by the recording of the body that made it.
+def _check_room(_: torch.nn.Module | None, name: str, tensor: torch.Tensor | None) -> None:
+    """Refuse a tensor that this host has no memory for, before it is written.
 
     Raises:
-        SpecError: one was not made in the body of `World.empty_init`, or was changed after it.
+        SpecError: with the numbers.
     """
-    by_recording: list[tuple[Recording, list[Owner]]] = [(recording, []) for recording in recordings]
-    asked = "world.wrap(model):"
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for what, tensor in ((name, tensor) for name, tensor in named if tensor.is_meta):
-        for recording, found in by_recording:
-            if recording.number(tensor) is not None:
-                path, _, name = what.rpartition(".")
-                found.append((model.get_submodule(path), name, tensor))
-                break
-        else:
-            why = f"{what} is on the meta device and was not made in the body of world.empty_init()."
-            raise SpecError(asked, why, "build the whole model there, conversions of dtype, too")
-        kept, version = recording.registered.get(id(tensor), (lambda: None, 0))
-        if tensor._version != version and kept() is tensor:
-            why = f"{what} was changed after the body of world.empty_init(), where no tensor has values."
-            raise SpecError(asked, why, "change it in the body, or after world.wrap")
-    return [(recording, found) for recording, found in by_recording if found]
+    room = available_bytes()
+    if tensor is not None and tensor.device.type == "cpu" and tensor.nbytes > room:
+        found = f"rank 0 builds the whole model in its host's memory. {name} takes {_gb(tensor.nbytes)}, of which "
+        hint = "--mem for more; cluster-ddp memory FILE:FUNCTION shows what a model takes"
+        raise SpecError(_ASKED, f"{found}{_gb(room)} are left.", hint)
 
 
-def _is_unmade(registered: tuple[weakref.ref[torch.Tensor], int]) -> bool:
-    return (tensor := registered[0]()) is not None and tensor.is_meta
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+class _RoomForCopies(TorchDispatchMode):
+    """Refuses copies, as deepcopy makes of layers, that this host has no memory for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clone.default:
+            _check_room(None, "a copy", args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _WithoutValue:
+    """Puts each parameter that a module registers on the meta device; one that several modules have stays one."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], torch.nn.Parameter]] = {}
+
+    def __call__(self, _: torch.nn.Module, __: str, parameter: Any) -> torch.nn.Parameter | None:
+        if parameter is None or parameter.is_meta or is_lazy(parameter):
+            return None
+        earlier, made = self._made.get(id(parameter), (lambda: None, None))
+        if earlier() is not parameter or made is None:
+            made = _stand_in(parameter, _layout(parameter))
+            self._made[id(parameter)] = weakref.ref(parameter), made
+        return made
 
 
 class _Factories(TorchFunctionMode):
-    """Puts new tensors on the meta device, unless the call names another one.
-
-    torch.nn.init leaves out some of its work for tensors there (`is_meta`), so it does not learn of it.
-    """
+    """Makes empty and random tensors on the meta device. What follows from numbers has values: torch.linspace."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func == _IS_META:  # each access makes an object of its own
-            return False
-        if func in _FACTORIES and kwargs.get("device") is None:
-            kwargs = {**kwargs, "device": META}
+        if func in _FACTORIES and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "device": _META}
         return func(*args, **kwargs)
 
 
-_IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
-
-
-class _Operations(TorchDispatchMode):
-    """Records the operations on tensors of the meta device, and runs them there."""
-
-    def __init__(self, recording: Recording) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._recording = recording
-        self.ends: dict[bytes, int] = {}
-        """Random operations, by a digest of the state that stands for the one that the generator will have after it."""
+class _WithoutValues(TorchDispatchMode):
+    """Computes with tensors of the meta device there, and refuses to draw random numbers: other ranks draw less."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        tensors = [one for one in tree_leaves([args, kwargs]) if isinstance(one, torch.Tensor)]
+        if any(one.is_meta for one in tensors):
+            return self._computed(func, args, kwargs)
         is_random = torch.Tag.nondeterministic_seeded in func.tags
-        is_ours = any(isinstance(one, torch.Tensor) and one.device == META for one in tree_leaves([args, kwargs]))
-        if not is_ours and kwargs.get("device") != META:
-            if is_random and self.last_random() is not None:
-                found = f"{func} draws real numbers after those of weights."
-                raise SpecError(_ASKED, found, "draw them before the body")
-            return func(*args, **kwargs)
-        if func is _ITEM or (func is _COPY and kwargs.get("device") not in (None, META)):
-            return self._read(func, args, kwargs)
-        return self._run(func, args, kwargs, is_random)
+        if is_random and kwargs.get("device") != _META and kwargs.get("generator") is None:
+            hint = "torch.empty(…).normal_() or torch.randn(…), or initialize the weight once the module has it"
+            raise SpecError(_ASKED, f"{func} draws random numbers into a tensor that has values.", hint)
+        return func(*args, **kwargs)
 
-    def trunc_normal(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Record a call of torch.nn.init._no_grad_trunc_normal_ as one operation."""
-        if tensor.device != META:
-            return _TRUNC_NORMAL(tensor, *args, **kwargs)
-        self._note(_TRUNC_NORMAL, *self._described((tensor, *args), kwargs), made=[], is_random=True)
-        return tensor
-
-    def last_random(self) -> int | None:
-        """Return the random operation after which the generator is now; None if its state was set since."""
-        return self.ends.get(_digest(rng.of_device(self._recording.device)))
-
-    def _run(self, func: Any, args: Any, kwargs: dict[str, Any], is_random: bool) -> Any:
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("generator") is not None:  # it would stay where it is, on these ranks alone
+            raise SpecError(_ASKED, f"{func} draws from a generator of its own.", "torch.manual_seed instead")
         for argument, given in zip(func._schema.arguments, args):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
-            if is_written and isinstance(given, torch.Tensor) and given.device != META:
-                raise SpecError(_ASKED, f"{func} writes values of a weight into a real tensor.", _HINT)
-        arguments, options = self._described(args, kwargs)
+            if is_written and isinstance(given, torch.Tensor) and not given.is_meta:
+                raise SpecError(_ASKED, f"{func} writes values of a weight into a real tensor.", _OUTSIDE)
+        args, kwargs = tree_map_only(torch.Tensor, lambda one: one.to(_META), (args, kwargs))
         try:
-            args, kwargs = tree_map_only(torch.Tensor, lambda one: one.to(META), (args, kwargs))
-            results = func(*args, **kwargs)
-        except NotImplementedError as error:
-            raise SpecError(_ASKED, f"{func} can't be recorded: {error}", _HINT) from error
-        made = [
-            (at, one)
-            for at, one in enumerate(tree_leaves(results))
-            if isinstance(one, torch.Tensor) and one.device == META and self._recording.number(one) is None
-        ]
-        if made or func._schema.is_mutable:
-            self._note(func, arguments, options, made=made, is_random=is_random)
-        return results
-
-    def _note(
-        self, func: Any, arguments: Any, options: Any, *, made: list[tuple[int, torch.Tensor]], is_random: bool
-    ) -> None:
-        recording, device = self._recording, self._recording.device
-        views = tuple((at, recording.view(one)) for at, one in made)
-        begins_at: torch.Tensor | int | None = None
-        if is_random:
-            if options.get("generator") is not None:
-                raise SpecError(_ASKED, f"{func} draws from a generator of its own.", "torch.manual_seed instead")
-            begins_at = self.last_random()
-            if begins_at is None:
-                begins_at = rng.of_device(device)
-            elif begins_at == next(reversed(self.ends.values())):
-                begins_at = None
-        fresh, arguments = self._renewed(func, arguments, options)
-        recording.operations.append(Operation(func, arguments, options, views, is_random, begins_at, fresh))
-        if is_random:  # the generator's state after it is not known yet: another one stands for it
-            stand_in = torch.Generator(device).manual_seed(_STAND_INS + len(self.ends)).get_state()
-            self.ends[_digest(stand_in)] = len(recording.operations) - 1
-            rng.set_of_device(device, stand_in)
-
-    def _renewed(self, func: Any, arguments: Any, options: Any) -> tuple[tuple[int, int] | None, Any]:
-        """`Operation.fresh`, and the arguments: a new content has a number of its own.
-
-        So a weight that the constructor makes, and later initializes anew, needs no memory in between.
-        """
-        written, *others = arguments or [None]
-        if func.__name__ not in _OVERWRITES or not isinstance(written, View):
-            return None, arguments
-        storage = self._recording.storages[written.number]
-        is_read = any(isinstance(one, View) and one.number == written.number for one in tree_leaves([others, options]))
-        if is_read or not written.is_whole(storage.nbytes()):
-            return None, arguments
-        written = replace(written, number=self._recording.renew(storage))
-        return (written.number, storage.nbytes()), (written, *others)
-
-    def _described(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The arguments, with views in place of tensors of the body, and copies of others: they may change later."""
-
-        def described(value: torch.Tensor) -> View | torch.Tensor:
-            if value.device != META:
-                return value.detach().clone()
-            if self._recording.number(value) is None:
-                raise SpecError(_ASKED, "it uses a tensor on the meta device that was made before.", _HINT)
-            if value.is_conj() or value.is_neg():
-                raise SpecError(_ASKED, "a view of a complex tensor can't be recorded.", _HINT)
-            return self._recording.view(value)
-
-        return tree_map_only(torch.Tensor, described, (args, kwargs))
-
-    def _read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Let the body read values, as by .item(), if they follow from numbers alone, as torch.linspace's."""
-        number = self._recording.number(args[0])
-        wanted, needed = {number}, []
-        for operation in reversed(self._recording.operations):
-            if (touched := operation.touched()) & wanted:  # one that only reads it is needless, and harmless
-                wanted |= touched
-                needed.append(operation)
-        if number is None or any(one.is_random for one in needed):
-            why = "a value of a random tensor is read (.item(), .tolist(), .cpu(), .to(device), if tensor: …)."
-            raise SpecError(_ASKED, why, "leave that out: world.wrap moves the model; or " + _HINT)
-        replay = Replay(self._recording.device)
-        for operation in reversed(needed):
-            replay.run(operation)
-        return func(replay.tensor(self._recording.view(args[0])), *args[1:], **kwargs)
+            return func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            hint = "leave out .item(), .cpu(), .to(device): world.wrap moves the model; or " + _OUTSIDE
+            raise SpecError(_ASKED, f"ranks other than 0 have no values of weights. {func}: {error}", hint) from error
 
 
-def _digest(state: torch.Tensor) -> bytes:
-    return hashlib.blake2b(content(state), digest_size=16).digest()
+@dataclass(frozen=True)
+class Withheld:
+    """A parameter or buffer of a model that only rank 0 has the values of. In the model, it is on the meta device."""
+
+    stand_in: torch.Tensor
+    values: torch.Tensor | None
+    """On rank 0."""
+    owners: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
+    """The modules that have it, and its name there."""
+
+
+def withhold(world: Collectives, model: torch.nn.Module) -> list[Withheld]:
+    """Compare a model over the ranks, and put what has no values on other ranks aside on rank 0. A collective.
+
+    Raises:
+        SpecError: some ranks have another model; or rank 0 has a tensor without values.
+    """
+    tensors = dict(_named(model))
+    missing = [name for name, one in tensors.items() if one.is_meta]
+    of_ranks = world.gather((_digest(_described(tensors)), _digest(missing), missing if world.rank < 2 else []))
+    (of_main, _, without_values), others = of_ranks[0], of_ranks[1:]
+    if differing := [str(rank) for rank, one in enumerate(of_ranks) if one[0] != of_main]:
+        what = "parameters or buffers of other names, shapes, types or ties than rank 0."
+        raise SpecError(_WRAPPING, f"ranks {', '.join(differing)} have {what}", "make the same model on every rank")
+    if without_values:
+        found = f"{without_values[0]} is on the meta device on rank 0, too: nobody has its values."
+        raise SpecError(_WRAPPING, found, "build the whole model in world.empty_init(), without device=")
+    if any(one[1] != others[0][1] for one in others):
+        found = "some ranks have built the model in world.empty_init(), and others outside."
+        raise SpecError(_WRAPPING, found, "build it in the same way on every rank")
+    return _put_aside(world, model, {name: tensors[name] for name in (others[0][2] if others else [])})
+
+
+def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _described(tensors: Mapping[str, torch.Tensor]) -> list[tuple[object, ...]]:
+    """What must be alike on all ranks; also which tensors are one, or share memory."""
+    memory = {name: _memory(one) for name, one in tensors.items()}  # kept, so that an id is no other's
+    first: dict[int, str] = {}
+    return [
+        (name, str(one.dtype), one.requires_grad, first.setdefault(id(memory[name]), name), _shape(one))
+        for name, one in tensors.items()
+    ]
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    return tensor.untyped_storage() if tensor.layout == torch.strided and not is_lazy(tensor) else tensor
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    return None if is_lazy(tensor) else tuple(tensor.shape)
+
+
+def _digest(described: object) -> str:
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
+def _put_aside(world: Collectives, model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[Withheld]:
+    """Put stand-ins with rank 0's layout in place of these tensors; those that are tied get one."""
+    memory = {name: _memory(one) for name, one in tensors.items()}
+    first: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        other, earlier = first.setdefault(id(memory[name]), (name, tensor))
+        if earlier is not tensor:
+            hint = f"make one of them a tensor of its own: {name}.clone()"
+            raise SpecError(_WRAPPING, f"{other} and {name} are views of one memory.", hint)
+    layouts = world.broadcast([_layout(one) for one in tensors.values()])
+    withheld: dict[int, Withheld] = {}
+    for (name, tensor), layout in zip(tensors.items(), layouts):
+        if id(tensor) not in withheld:
+            stand_in = _stand_in(tensor, tuple(layout))
+            withheld[id(tensor)] = Withheld(stand_in, tensor.detach() if world.is_main else None)
+        path, _, attribute = name.rpartition(".")
+        owner = model.get_submodule(path)
+        setattr(owner, attribute, withheld[id(tensor)].stand_in)
+        withheld[id(tensor)].owners.append((owner, attribute))
+    return list(withheld.values())
+
+
+def hand_out(world: Collectives, withheld: list[Withheld], shards_on: torch.device) -> None:
+    """Give all ranks rank 0's values, tensor by tensor: each keeps its shard, and frees the rest. A collective.
+
+    It empties the list, so that rank 0 frees what it has handed out.
+
+    Raises:
+        DeviceTimeoutError, PeerFailedError: as `World.synchronize`.
+    """
+    while withheld:
+        one = withheld.pop(0)
+        whole = torch.empty_like(one.stand_in, device=world.device, requires_grad=False)
+        if one.values is not None:
+            whole.copy_(one.values)
+        broadcast_storage(whole.untyped_storage(), world.device)
+        owner, name = one.owners[0]
+        value = _like(one.stand_in, _shard(whole, getattr(owner, name), shards_on))
+        for owner, name in one.owners:
+            setattr(owner, name, value)
+        world.synchronize()
+
+
+def _shard(whole: torch.Tensor, now: torch.Tensor, shards_on: torch.device) -> torch.Tensor:
+    """This rank's shard, if `fully_shard` has made the parameter a DTensor; else the tensor."""
+    if not is_sharded(now):
+        return whole
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(now, DTensor)
+    with torch.no_grad():
+        shard = distribute_tensor(whole, now.device_mesh, now.placements, src_data_rank=None).to_local()
+        value = torch.empty_like(now, device=shards_on)
+        local_part(value).copy_(shard)
+    return value
+
+
+def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a copy, which has each element once."""
+    return torch.empty_like(tensor, device=_META).stride()
+
+
+def _stand_in(tensor: torch.Tensor, layout: tuple[int, ...]) -> Any:
+    """A tensor or parameter without values in place of another."""
+    return _like(tensor, torch.empty_strided(tensor.shape, layout, dtype=tensor.dtype, device=_META))
+
+
+def _like(was: torch.Tensor, tensor: torch.Tensor) -> Any:
+    """A parameter with what the user has noted at another one; or the tensor, if the other one is a buffer."""
+    if not isinstance(was, torch.nn.Parameter):
+        return tensor
+    parameter = torch.nn.Parameter(tensor, requires_grad=was.requires_grad)
+    parameter.__dict__.update(was.__dict__)
+    return parameter

@@ -6,7 +6,6 @@ whole at a time.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from cluster_ddp.errors import SpecError, check_options
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.model.dtensor_pieces import broadcast_storage, require_same
+from cluster_ddp.runtime.model.dtensor_pieces import broadcast_storage
 from cluster_ddp.slurm.variables import node_name
 
 _CALL = "world.wrap(model, {}=…)"
@@ -63,8 +62,11 @@ def shard(
     given = {**options, "mesh": _mesh_for(strategy, world, mesh)}
     if mixed is not None:
         given["mp_policy"] = MixedPrecisionPolicy(param_dtype=mixed, reduce_dtype=torch.float32)
+    noted = {name: dict(vars(one)) for name, one in model.named_parameters(remove_duplicate=False)}
     for module in [model, *(block for block in blocks if block is not model)][::-1]:  # inner ones first
         fully_shard(module, **given)
+    for name, one in model.named_parameters(remove_duplicate=False):
+        vars(one).update(noted[name])  # what a script has noted at a parameter, as for groups of an optimizer
     model.register_forward_hook(_reshard)
     return torch.device("cpu") if isinstance(options.get("offload_policy"), CPUOffloadPolicy) else world.device
 
@@ -168,12 +170,8 @@ def _rows(world: Collectives) -> list[list[int]]:
 
 def _broadcast_weights(model: torch.nn.Module, world: Collectives) -> None:
     """Give all ranks rank 0's parameters and buffers, one after the other; those on the meta device stay."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    described = [(name, tuple(one.shape), str(one.dtype), one.is_meta, one.requires_grad) for name, one in tensors]
-    digest = hashlib.sha256(repr(described).encode()).hexdigest()
-    found = "have parameters or buffers of other names, shapes or types than rank 0."
-    require_same(world, digest, found, "make the same model on every rank")
-    storages = {id(one.untyped_storage()): one.untyped_storage() for _, one in tensors if not one.is_meta}
+    tensors = [*model.parameters(), *model.buffers()]
+    storages = {id(one.untyped_storage()): one.untyped_storage() for one in tensors if not one.is_meta}
     for storage in storages.values():
         broadcast_storage(storage, world.device)
         if storage.device != world.device:

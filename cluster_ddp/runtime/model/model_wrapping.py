@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.console import say
-from cluster_ddp.runtime.model import ddp, empty_init, materialize
+from cluster_ddp.runtime.model import ddp, empty_init
 from cluster_ddp.runtime.model.dtensor_pieces import is_sharded
 
 if TYPE_CHECKING:
@@ -58,12 +58,14 @@ def wrapped(
     layers = _find(model, blocks, strategy) if needs_blocks else []
     if activation_checkpointing:
         _checkpoint_activations(layers)
-    unmade = empty_init.owners(model)
+    withheld = empty_init.withhold(world, model)
+    if withheld and not place:
+        found = "a model of world.empty_init() is nowhere on other ranks than rank 0."
+        raise SpecError("world.wrap(model, place=False):", found, "build it outside of world.empty_init()")
     shards_on = world.device
     if strategy != "ddp":
         shards_on = fsdp.shard(model, layers, world, strategy, mesh=mesh, mixed=mixed, options=options)
-    for recording, owners in unmade:
-        materialize.materialize(world, recording, owners, shards_on)
+    empty_init.hand_out(world, withheld, shards_on)
     if strategy != "ddp":
         return model
     return ddp.wrap(model, world.device, place=place, options=options, synchronize=world.synchronize)

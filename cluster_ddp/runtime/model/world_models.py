@@ -101,26 +101,24 @@ class Models(Collectives):
         return model_wrapping.wrapped(self, model, strategy, **options)
 
     def empty_init(self) -> AbstractContextManager[None]:
-        """Return a context in which a model is built without memory for its weights. `wrap` makes them.
+        """Return a context in which only rank 0 has memory for a model's weights. `wrap` shares them. A collective.
 
             with world.empty_init():
                 model = GPT(config)
             model = world.wrap(model, strategy="fsdp", blocks=Block)
 
-        In the body, tensors have shapes and no values (torch's meta device). What the constructor does to them is
-        recorded, and `wrap` does it on this rank's device, tensor by tensor: of each, it keeps this rank's part. So
-        the weights are, to the bit, those that the constructor makes there without this, from rank 0's random numbers,
-        on any number of ranks. Tied weights stay tied. torch.tensor(data) makes a real tensor.
+        Rank 0 builds the model, in its host's memory. On other ranks, weights have shapes and no values (torch's meta
+        device), and building takes no time. `wrap` sends the values tensor by tensor: of each, a rank keeps its part.
+        So the weights are, to the bit, those of rank 0's constructor, on any number of ranks. Tied weights stay tied.
+        After the body, torch's generator is where the constructor leaves it, on all ranks that had seeded it alike.
 
-        Build the model there, and initialize and convert its weights (`model.bfloat16()`). Load weights after `wrap`.
-        A change of `parameter.data` between body and `wrap` is not seen, and is lost.
+        Build the model there. What changes it before `wrap`, such as `load_state_dict`, counts on rank 0 alone.
 
         Raises:
-            SpecError: the body reads values of random tensors, or what it does can't be recorded. From `wrap`: a
-                parameter or buffer on the meta device that was not made in the body, or was changed after it; a body
-                that did something else on another rank.
+            SpecError: rank 0's host has no memory for the model. On other ranks: the body reads values of weights, or
+                draws random numbers for something else. From `wrap`: another model on another rank.
         """
-        return empty_init.recorded(self.device)
+        return empty_init.built_on_main(self)
 
     def accumulate(
         self, model: torch.nn.Module, batch: BatchIterator | int, *, every: int | None = None

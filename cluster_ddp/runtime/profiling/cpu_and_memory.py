@@ -6,6 +6,7 @@ hierarchy. Version 1: the same path below each controller's mount. Without one, 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -55,6 +56,27 @@ class StepCgroup:
         if self._is_v2:
             return fields["anon"] + fields["shmem"]
         return fields["total_rss"] + fields.get("total_shmem", 0)
+
+
+def memory_limits(folder: Path) -> list[int]:
+    """Return the limits of a step's control group for "memory" and of its job's, in bytes; those that there are."""
+    limits = []
+    for one in (folder, folder.parent):
+        for path in (one / "memory.max", one / "memory.limit_in_bytes"):
+            if path.is_file() and (text := path.read_text().strip()).isdigit():
+                limits.append(int(text))
+    return limits
+
+
+def available_bytes(mount: Path = MOUNT) -> int:
+    """Return the memory that this process can still get: of the node (proc(5)), and within the limits of its job."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    room = int(fields["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError, KeyError):  # no control group of a step
+        text = Path("/proc/self/cgroup").read_text()
+        used = StepCgroup(text, mount).memory_bytes()
+        room = min([room, *(limit - used for limit in memory_limits(step_folder(text, "memory", mount)))])
+    return room
 
 
 def step_folder(text: str, controller: str, mount: Path = MOUNT) -> Path:

@@ -1,10 +1,11 @@
-"""Models that are built without memory for their weights: they are those of the constructor, to the bit."""
+"""Models that only rank 0 builds: all ranks have the weights of its constructor, to the bit."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+import runpy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from torch.distributed.tensor import DTensor
 
 import cluster_ddp
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.model import materialize
+from cluster_ddp.runtime.model import empty_init
 
 pytestmark = pytest.mark.full
 
 JOB_ID = job_ids()
+EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
 class Block(nn.Module):
@@ -81,7 +83,8 @@ def as_the_constructor_makes_it() -> None:
             own = torch.get_rng_state()
             with world.empty_init():
                 model = Model()
-            assert {one.device.type for one in model.parameters()} == {"meta"}
+            assert {one.device.type for one in model.parameters()} == {"meta" if world.rank else "cpu"}
+            assert model.last.note == "kept"
             wrapped = world.wrap(model, strategy=strategy, blocks=Block)  # type: ignore[call-overload]
             model = wrapped.module if strategy == "ddp" else wrapped
             made, right = dict(model.named_parameters()), dict(plain.named_parameters())
@@ -110,27 +113,69 @@ def test_the_weights_are_those_that_the_constructor_makes(ranks: int, tmp_path: 
     assert ends[0].output == "all right\n"
 
 
-def test_no_rank_holds_more_than_a_few_whole_tensors(world: cluster_ddp.World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the constructor initializes all weights again at its end, and changes some once more."""
-    alive, layers = [], 8
-    run = materialize.Replay.run
+def well_known() -> Iterator[Callable[[], nn.Module]]:
+    from torchvision import models
 
-    def watched(self: materialize.Replay, operation: object) -> None:
-        run(self, operation)  # type: ignore[arg-type]
-        alive.append(sum(storage.nbytes() for storage in self.storages.values()))
+    yield runpy.run_path(str(EXAMPLES / "gpt_fsdp.py"))["GPT"]
+    yield lambda: models.VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=64)
+    yield lambda: models.SwinTransformer([4, 4], 24, [1, 1], [3, 6], [7, 7])
+    yield lambda: models.MaxVit((32, 32), 8, 4, [8, 16], [1, 1], 4, 0.1)
+    yield models.convnext_tiny
+    yield models.densenet121
+    yield models.efficientnet_b0
+    yield models.mobilenet_v3_small
+    yield models.regnet_y_400mf
+    yield models.resnet18
+    yield models.shufflenet_v2_x0_5
+    yield models.squeezenet1_0
 
-    monkeypatch.setattr(materialize.Replay, "run", watched)
+
+def well_known_models() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        count = 0
+        for build in well_known():
+            torch.manual_seed(count)
+            plain = build().state_dict() if world.is_main else {}
+            after = torch.get_rng_state()
+            torch.manual_seed(count)
+            with world.empty_init():
+                model = build()
+            assert not world.is_main or torch.equal(torch.get_rng_state(), after)
+            assert {one.is_meta for one in model.parameters()} == {not world.is_main}
+            made = world.wrap(model, find_unused_parameters=True)
+            differing = [
+                name
+                for name, one in made.module.state_dict().items()
+                if world.is_main and not torch.equal(one, plain[name])
+            ]
+            assert differing == []
+            world.weights_digest(made)
+            assert len(set(world.gather(torch.rand(()).item()))) == 1
+            count += 1
+        world.print(f"{count} are right")
+
+
+def test_well_known_models_are_those_of_their_constructors(tmp_path: Path) -> None:
+    ends = run_ranks(well_known_models, [slurm_step(rank, 2, job_id=JOB_ID + 3) for rank in range(2)], tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
+    assert ends[0].output == "12 are right\n"
+
+
+def test_a_model_that_this_host_has_no_memory_for_is_refused(
+    world: cluster_ddp.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(empty_init, "available_bytes", lambda: 1000)
     with world.empty_init():
-        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(layers)))
-        model.apply(lambda one: nn.init.trunc_normal_(one.weight) if isinstance(one, nn.Linear) else None)
-        for number, layer in enumerate(model):
-            with torch.no_grad():
-                layer.weight.div_(math.sqrt(2 * number + 2))
-    sharded = world.wrap(model, strategy="fsdp", blocks=nn.Linear)
-    largest = 64 * 64 * 4
-    assert sum(one.numel() for one in sharded.parameters()) * 4 > layers * largest
-    assert largest <= max(alive) < 2 * largest
-    assert all(one.abs().max() > 0 for one in sharded.parameters())
+        layer = nn.Linear(15, 15)
+    words = r"weight takes 0\.04 GB, of which 0\.00 GB are left"
+    with pytest.raises(SpecError, match=words) as raised, world.empty_init():
+        nn.Linear(3000, 3000)
+    assert "--mem" in str(raised.value)
+    with world.empty_init():
+        copy.deepcopy(layer)
+    monkeypatch.setattr(empty_init, "available_bytes", lambda: 800)
+    with pytest.raises(SpecError, match="a copy takes"), world.empty_init():
+        copy.deepcopy(layer)
 
 
 def test_a_body_may_build_two_models(world: cluster_ddp.World) -> None:
@@ -146,84 +191,131 @@ def test_a_body_may_build_two_models(world: cluster_ddp.World) -> None:
 
 
 def changed_later(world: cluster_ddp.World) -> nn.Module:
+    """What comes after the body: on rank 0 it counts."""
     with world.empty_init():
-        model = nn.Sequential(nn.Linear(2, 2))
-    nn.init.ones_(model[0].bias)
-    return model
-
-
-def converted_later(world: cluster_ddp.World) -> nn.Module:
-    with world.empty_init():
-        model = nn.Sequential(nn.Linear(2, 2))
+        model = nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 2))
+    nn.init.constant_(model[0].bias, 2.0)
+    model.load_state_dict({name: one + 1 for name, one in model.state_dict().items()})
     return model.double()
 
 
-def made_elsewhere(world: cluster_ddp.World) -> nn.Module:
+def probed(world: cluster_ddp.World) -> nn.Module:
+    """What a forward pass of real numbers says of shapes."""
     with world.empty_init():
-        model = nn.Sequential(nn.Linear(2, 2))
-    return model.append(nn.LayerNorm(2, device="meta"))
+        convolution = nn.Conv2d(3, 4, 3)
+        size = convolution(torch.zeros(1, 3, 8, 8)).numel()
+        return nn.Sequential(convolution, nn.Flatten(), nn.Linear(size, 2))
 
 
-def value_read(world: cluster_ddp.World) -> nn.Module:
+def with_normed_weights(world: cluster_ddp.World) -> nn.Module:
     with world.empty_init():
+        one, other = nn.Linear(3, 3), nn.Linear(3, 3)
+        return nn.Sequential(nn.utils.parametrizations.weight_norm(one), nn.utils.parametrizations.spectral_norm(other))
+
+
+def seeded_inside(world: cluster_ddp.World) -> nn.Module:
+    torch.manual_seed(world.rank)
+    with world.empty_init():
+        torch.manual_seed(11)
         model = nn.Linear(2, 2)
-        model.weight.data /= model.weight.abs().max().item()
+    assert len(set(world.gather(torch.rand(()).item()))) == 1
     return model
 
 
-def moved(world: cluster_ddp.World) -> nn.Module:
-    with world.empty_init():
-        return nn.Linear(2, 2).to(world.device)
-
-
-def own_generator(world: cluster_ddp.World) -> nn.Module:
-    with world.empty_init():
-        return nn.Linear(2, 2).apply(lambda one: nn.init.normal_(one.weight, generator=torch.Generator()))
-
-
-def nested(world: cluster_ddp.World) -> nn.Module:
-    with world.empty_init(), world.empty_init():
-        return nn.Linear(2, 2)
-
-
-def real_numbers(world: cluster_ddp.World) -> nn.Module:
+def own_numbers(world: cluster_ddp.World) -> nn.Module:
+    generator = torch.Generator().manual_seed(4)
     with world.empty_init():
         model = nn.Linear(2, 2)
-        torch.randn(3, device="cpu")
-        return model
+        model.mask = torch.rand(3, generator=generator)
+    assert len(set(map(str, world.gather(model.mask.tolist())))) == 1
+    return model
 
 
-@pytest.mark.parametrize(("build", "words"), [
-    (changed_later, "0.bias was changed after the body"),
-    (converted_later, "0.weight is on the meta device and was not made in the body"),
-    (made_elsewhere, "1.weight is on the meta device and was not made in the body"),
-    (value_read, "a value of a random tensor is read"),
-    (moved, "leave that out: world.wrap moves the model"),
-    (own_generator, "a generator of its own"),
-    (nested, "in the body of another one"),
-    (real_numbers, "draws real numbers after those of weights"),
-])  # fmt: skip
-def test_what_cannot_be_recorded_is_refused(
-    build: Callable[[cluster_ddp.World], nn.Module], words: str, world: cluster_ddp.World
-) -> None:
-    state = torch.get_rng_state()
-    with pytest.raises(SpecError, match=words):
-        world.wrap(build(world))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert world.wrap(nn.Linear(2, 2)).module.weight.device.type == "cpu"  # all is as before
+def what_is_right() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        for build in (changed_later, probed, with_normed_weights, seeded_inside, own_numbers):
+            wrapped = world.wrap(build(world))
+            world.weights_digest(wrapped)
+            assert all(torch.isfinite(one).all() and one.abs().max() > 0 for one in wrapped.parameters()), build
+        assert changed_later(world)[0].bias.dtype == torch.float64
+        world.print("all right")
 
 
-def another_model_on_rank_1() -> None:
+def test_what_constructors_and_scripts_do_besides(tmp_path: Path) -> None:
+    ends = run_ranks(what_is_right, [slurm_step(rank, 2, job_id=JOB_ID + 4) for rank in range(2)], tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
+    assert ends[0].output == "all right\n"
+
+
+def value_read() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.data /= model.weight.abs().max().item()
+
+
+def moved() -> None:
+    nn.Linear(2, 2).to("cpu")
+
+
+def own_generator() -> None:
+    nn.init.normal_(nn.Linear(2, 2).weight, generator=torch.Generator())
+
+
+def real_numbers() -> None:
+    torch.zeros(3).normal_()
+
+
+def copied_out() -> None:
+    torch.zeros(2, 2).copy_(nn.Linear(2, 2).weight)
+
+
+REFUSED = {
+    value_read: "have no values of weights",
+    moved: "world.wrap moves the model",
+    own_generator: "a generator of its own",
+    real_numbers: "into a tensor that has values",
+    copied_out: "writes values of a weight into a real tensor",
+}
+
+
+def what_is_refused() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        for body, words in REFUSED.items():
+            state = torch.get_rng_state()
+            with pytest.raises(SpecError, match=words), empty_init.built_on_main(world):
+                if world.is_main:  # which has values
+                    raise SpecError("", words, "")
+                body()
+            assert torch.equal(torch.get_rng_state(), state)
+        assert world.wrap(nn.Linear(2, 2)).module.weight.device.type == "cpu"  # all is as before
+        with pytest.raises(SpecError, match=r"0\.weight is on the meta device on rank 0"):
+            world.wrap(nn.Sequential(nn.Linear(2, 2, device="meta")))
+        with pytest.raises(SpecError, match=r"a\.weight and b\.weight are views of one memory"):
+            with world.empty_init():
+                model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+                model["b"].weight.data = model["a"].weight.data
+            world.wrap(model)
+        with pytest.raises(SpecError, match="place=False"):
+            with world.empty_init():
+                model = nn.Linear(2, 2)
+            world.wrap(model, place=False)
+        for strategy in ("ddp", "fsdp"):
+            with pytest.raises(SpecError, match="ranks 1 have parameters or buffers of other names"):
+                world.wrap(nn.Linear(2, 2, bias=world.rank == 0), strategy=strategy, blocks=nn.Linear)  # type: ignore[call-overload]
+
+
+def test_what_has_no_values_on_other_ranks_is_refused(tmp_path: Path) -> None:
+    ends = run_ranks(what_is_refused, [slurm_step(rank, 2, job_id=JOB_ID) for rank in range(2)], tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
+
+
+def only_some() -> None:
     with cluster_ddp.distributed(cuda=False) as world:
         with world.empty_init():
             model = nn.Linear(2, 2)
-            nn.init.constant_(model.weight, 1.0 + world.rank)
-        with pytest.raises(SpecError, match="ranks 1 did something else"):
-            world.wrap(model)
-        with pytest.raises(SpecError, match="ranks 1 have parameters or buffers of other names"):
-            world.wrap(nn.Linear(2, 2, bias=world.rank == 0), strategy="fsdp", blocks=nn.Linear)
+        with pytest.raises(SpecError, match="some ranks have built the model"):
+            world.wrap(model if world.rank < 2 else nn.Linear(2, 2))
 
 
-def test_ranks_with_different_models_are_refused_by_all(tmp_path: Path) -> None:
-    ends = run_ranks(another_model_on_rank_1, [slurm_step(rank, 2, job_id=JOB_ID) for rank in range(2)], tmp_path)
-    assert [end.exit_code for end in ends] == [0, 0], ends
+def test_a_model_that_only_some_ranks_have_built_in_the_body_is_refused(tmp_path: Path) -> None:
+    ends = run_ranks(only_some, [slurm_step(rank, 3, job_id=JOB_ID + 5) for rank in range(3)], tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0, 0], ends
