@@ -33,9 +33,10 @@ REPORT_S = 5.0
 """How long a report of tier 1 may take, besides the limit of the checks."""
 SETTLE_S = 4.0
 """How long rank 0 listens until a rank that can't connect has surely failed, unless packets get lost."""
-SETTLE_LOSSY_S = 40.0
+SETTLE_LOSSY_S = 120.0
 """How long after tier 1 it waits for that where packets get lost. Each of the eight ports may take 3 s in a try from
-before rank 0 listened, and the next try may take 11 s."""
+before rank 0 listened, and the next try may take 11 s; on busy cores, longer. Until then, all that a rank knows is that
+rank 0's host has refused: nothing listened yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
