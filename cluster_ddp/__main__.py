@@ -36,7 +36,7 @@ def module_of(verb: str) -> str:
     """Name of the module that has a verb's `parser` and `main`."""
     if verb in ("doctor", "sandbox", "scaling"):
         return f"cluster_ddp.{verb}.__main__"
-    return f"cluster_ddp.{verb}" if verb in ("submit", "train") else f"cluster_ddp.cli.{verb}"
+    return f"cluster_ddp.{verb}" if verb == "train" else f"cluster_ddp.cli.{verb}"
 
 
 def main() -> int:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from cluster_ddp import mnist
-from cluster_ddp.agent.array_values import ARRAY_TASK, fill_in
+from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in
 from cluster_ddp.argument_parser import Parser, add_fields, unknown
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
+from cluster_ddp.mnist import idx_files
 from cluster_ddp.runtime import console, process_exit, stop_signals
 from cluster_ddp.submission.cli.options import is_sbatchs
-from cluster_ddp.train_options import TrainConfig, TrainResult
+from cluster_ddp.submission.grids import Grid
+from cluster_ddp.train_options import TrainConfig
 
 PROGRAM = "cluster-ddp train"
 
@@ -67,25 +68,23 @@ def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
     return TrainConfig(**given)
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
-    """The training as a function to submit."""
+def check(options: Sequence[str], grid: Grid, *, with_data: bool, others: Sequence[str] = ()) -> None:
+    """Check the options of a training that is to be submitted; of an array, those of its first task.
 
-    options: tuple[str, ...]
-    """Options of the training. They may hold placeholders for an array task's values."""
+    Args:
+        options: the words. They may hold placeholders for an array task's values.
+        grid: those values.
+        with_data: check that the data is there, too. The training checks its content.
+        others: as for `parse`.
 
-    def __call__(self, **values: str) -> TrainResult:
-        """Call `mnist.train` with the options, `values` in their placeholders. Raises what `mnist.train` raises."""
-        config = self.config({ARRAY_TASK: os.environ.get("SLURM_ARRAY_TASK_ID", ""), **values})
-        stop_signals.note_early(config.stop_signals)
-        return mnist.train(config)
-
-    def config(self, values: Mapping[str, str], *, others: Sequence[str] = ()) -> TrainConfig:
-        """Parse the options, with these values in their placeholders. Arguments and errors are those of `parse`."""
-        return parse([fill_in(word, values) for word in self.options], others=others)
-
-    def __repr__(self) -> str:
-        return f"cluster_ddp.mnist.train({shlex.join(self.options)})"
+    Raises:
+        SpecError: as `parse`.
+        DataError: the data is missing.
+    """
+    values = {ARRAY_TASK: "0", **(configuration(grid, 0) if grid else {})}
+    config = parse([fill_in(word, values) for word in options], others=others)
+    if with_data and config.dataset != "digits":
+        idx_files.check(config.data_dir, dataset=config.dataset, check_content=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

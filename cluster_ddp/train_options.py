@@ -1,6 +1,6 @@
 """The options of `cluster-ddp train`, and what a training returns. The command line is made of the options.
 
-Imports no torch: `Job.result` loads a result where the job was submitted.
+Imports no torch: `submit` checks the options.
 """
 
 from __future__ import annotations

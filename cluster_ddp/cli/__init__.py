@@ -1,5 +1,6 @@
 """What `cluster-ddp VERB` runs; each module of a verb has its `parser` and `main`.
 
+submit      submits a job to Slurm, or runs it on this machine
 init        the first settings and job script of a project
 env         the place of this process in its job
 launch      starts ranks in a job that exists already, or on this machine
@@ -12,6 +13,5 @@ export      a checkpoint's weights as a plain file for other tools
 fetch       copies run directories from a cluster that is reached by ssh
 completion  what lets bash or zsh complete command lines
 
-submit and train are at the top of the package, since they are also called as modules; doctor, scaling and sandbox are
-packages.
+train is at the top of the package, since batch scripts call it as a module; doctor, scaling and sandbox are packages.
 """

@@ -116,7 +116,6 @@ def _submit(options: Sequence[str], words: Sequence[str]) -> int:
     from cluster_ddp.jobs.watch import follow
     from cluster_ddp.submission import submit_plan
     from cluster_ddp.submission.cli import submit_command
-    from cluster_ddp.submit import ReferenceJob
 
     names = [word.partition("=")[0] for word in options]
     for name in _NOT_FOR_ITS_JOB:
@@ -137,7 +136,6 @@ def _submit(options: Sequence[str], words: Sequence[str]) -> int:
         [*options, *chosen, "--", python, "-m", "cluster_ddp.doctor", *_without(words, options)],
         program=PROGRAM,
         description="The doctor as a job of its own, with the options of the job that it is asked about.",
-        reference=ReferenceJob(),
         submit=submit,
         others=parser(with_texts=False).option_names(),
     )

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
+from cluster_ddp.cli.submit import check_training
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs.report import training_stats
 from cluster_ddp.scaling import fit, speedups
@@ -36,7 +37,6 @@ from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.checks import feasibility
 from cluster_ddp.submission.cli import submit_command
 from cluster_ddp.submission.planning import Plan
-from cluster_ddp.submit import ReferenceJob
 
 PROGRAM = "cluster-ddp scaling"
 # What the study chooses for each of its jobs, and what plans none.
@@ -162,10 +162,10 @@ class _Scaling:
 
         with contextlib.redirect_stderr(io.StringIO()) as said:
             submit_command.run(
-                [*size, *where, *options, *self.rest, *self._reference_options(), *command],
+                [*size, *where, *options, *self.rest, *self._training_options(), *command],
                 program=PROGRAM,
                 description=str(__doc__),
-                reference=ReferenceJob(self.options),
+                check_training=partial(check_training, others=self.options),
                 submit=keep,
                 others=self.options,
             )
@@ -175,7 +175,7 @@ class _Scaling:
                 self._said.add(line)
         return plans[0]
 
-    def _reference_options(self) -> list[str]:
+    def _training_options(self) -> list[str]:
         batch = self.arguments.global_batch
         return ["--global-batch-size", str(batch)] if batch and not self.command else []
 

@@ -39,8 +39,6 @@ class Plan:
     """The job. It is kept with absolute paths, and with its environment chosen."""
     function: Callable[..., Any] | None = None
     """Function to call in each task instead of the spec's command. An array task's values are its keyword arguments."""
-    reference_options: tuple[str, ...] | None = None
-    """Options of the reference job; None if `function` is not the reference job."""
     local: bool = False
     """Run the job on this machine even if Slurm is available."""
     runs_dir: InitVar[Path] = Path("runs")
@@ -170,11 +168,11 @@ def _check_function(spec: JobSpec) -> None:
         "launcher": ("a function is called in one task per GPU.", f'launcher="srun", or {command}'),
         "restart_args": ("a function has no command line.", f"leave out restart_args, or {command}"),
     }
-    for name, value in unfit_for_function(spec).items():
+    for name, value in _unfit_for_function(spec).items():
         raise SpecError(f"Submitting a function with {name}={value!r}:", *reasons.get(name, (loaded, command)))
 
 
-def unfit_for_function(spec: JobSpec) -> dict[str, Any]:
+def _unfit_for_function(spec: JobSpec) -> dict[str, Any]:
     """Return the fields of a specification that a function can't have, with their values."""
     here = Path(sys.prefix).resolve()
     fits = {
@@ -193,9 +191,15 @@ def _with_environment(spec: JobSpec) -> JobSpec:
     """Make paths absolute. Without a named environment, use this Python's virtual environment, active or not."""
     paths = {name: _absolute(getattr(spec, name)) for name in ("venv", "container", "template")}
     named = spec.venv or spec.conda_env or spec.container or spec.container_image
-    if not named and sys.prefix != sys.base_prefix and Path(sys.prefix, "bin", "activate").is_file():
-        paths["venv"] = sys.prefix
+    if not named:
+        paths["venv"] = own_venv()
     return derived(spec, **paths)
+
+
+def own_venv() -> str | None:
+    """Return the virtual environment of this Python; None if it is in none."""
+    is_one = sys.prefix != sys.base_prefix and Path(sys.prefix, "bin", "activate").is_file()
+    return sys.prefix if is_one else None
 
 
 def _absolute(path: str | None) -> str | None:

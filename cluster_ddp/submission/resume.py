@@ -52,8 +52,6 @@ class Earlier:
     """Name of its cluster, if sbatch gave one."""
     local: bool = False
     """Whether it was submitted with --local."""
-    reference_options: tuple[str, ...] | None = None
-    """Options of the reference job; None if it was another job."""
     folder: Path | None = None
     """The folder in which it was submitted."""
     code: str | None = None
@@ -154,7 +152,6 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         job=record["job"],
         cluster=record.get("cluster"),
         local=record.get("local") is True,
-        reference_options=_words(record.get("reference_options")),
         folder=Path(record["folder"]) if "folder" in record else None,
         code=record.get("code"),
         spec=_spec(path, record["spec"]),
@@ -221,10 +218,6 @@ def _of_job(label: str, runs_dir: Path) -> Path:
         )
     words = f"there is no such folder, and {runs_dir} has no job {label} of cluster-ddp submit."
     raise RunDirError(f"Resuming {label}:", words, hint)
-
-
-def _words(value: object) -> tuple[str, ...] | None:
-    return tuple(map(str, value)) if isinstance(value, list) else None
 
 
 def _submitted(path: Path, label: str) -> float | None:

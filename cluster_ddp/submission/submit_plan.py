@@ -127,16 +127,12 @@ def _files(plan: Plan, spec: Mapping[str, Any], comment: str, **of_task: int) ->
     """The own files of a job, or of an array's task: `array_task` is its number, `held_by` that of the job it is in."""
     values = configuration(plan.spec.grid, of_task["array_task"]) if of_task else {}
     filled_in = {**values, ARRAY_TASK: str(of_task["array_task"])} if of_task else {}
-    command, options = (
-        None if words is None else [fill_in(word, filled_in) for word in words]
-        for words in (plan.spec.command, plan.reference_options)
-    )
+    command = [fill_in(word, filled_in) for word in plan.spec.command]
     record = {
         "local": plan.local,
         "identity": {"comment": comment} if comment else {},
         "code": f"../{plan.folder.name}/{plan.code}" if plan.code and of_task else plan.code,
         "command": command,
-        "reference_options": options,
         "values": values,
         **of_task,
         "submitted": time.time(),

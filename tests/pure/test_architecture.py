@@ -24,9 +24,9 @@ MAY_IMPORT = {
     "submission": {"agent", "run", "slurm"},
     "jobs": {"agent", "run", "slurm", "submission"},
     "remote": {"run", "submission"},
-    "scaling": {"agent", "jobs", "run", "slurm", "submission", "submit"},
+    "scaling": {"agent", "cli", "jobs", "run", "slurm", "submission"},
     "runtime": {"agent", "run", "slurm"},
-    "doctor": {"agent", "jobs", "run", "runtime", "slurm", "submission", "submit"},
+    "doctor": {"agent", "jobs", "run", "runtime", "slurm", "submission"},
     "mnist": {"runtime", "train_options"},
     "sandbox": {"run", "slurm"},
 }

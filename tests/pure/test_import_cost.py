@@ -23,11 +23,11 @@ import pytest
         "import cluster_ddp.cli.status",
         "import cluster_ddp.cli.memory as m; m.parser()",
         "import cluster_ddp.cli.export as e; e.parser()",
-        "from cluster_ddp.submit import main; main(['--nodes', '2', '--gpus-per-node', '2', '--dry-run'])",
-        "from cluster_ddp.submit import main; main(['--dry-run', '--array', 'a=0..9', '--', 'ls', '{a}'])",
-        "from cluster_ddp.submit import main;"
+        "from cluster_ddp.cli.submit import main; main(['--nodes', '2', '--gpus-per-node', '2', '--dry-run'])",
+        "from cluster_ddp.cli.submit import main; main(['--dry-run', '--array', 'a=0..9', '--', 'ls', '{a}'])",
+        "from cluster_ddp.cli.submit import main;"
         "main(['--dry-run', '--track', 'tensorboard', 'wandb', 'mlflow', '--', sys.executable, '-V'])",
-        "import contextlib\nwith contextlib.suppress(SystemExit): import cluster_ddp.submit as s; s.main(['--help'])",
+        "import contextlib, cluster_ddp.cli.submit as s\nwith contextlib.suppress(SystemExit): s.main(['--help'])",
         "import cluster_ddp.train_options, cluster_ddp.mnist.idx_files",
     ],
 )

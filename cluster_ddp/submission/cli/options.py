@@ -80,7 +80,7 @@ def parser(program: str, description: str, *, with_texts: bool, daily: bool = Tr
         description: text for --help.
         with_texts: read the fields' docstrings for --help, which takes some milliseconds.
     """
-    usage = "%(prog)s [OPTIONS] [OPTIONS OF THE REFERENCE JOB | -- COMMAND …]"
+    usage = "%(prog)s [OPTIONS] [OPTIONS OF THE MNIST TRAINING | -- COMMAND …]"
     top = Parser(program, usage=usage, description=description, daily=_DAILY if daily else ())
     job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
     forms: dict[str, Mapping[str, Any]] = {"launcher": {"metavar": f"{{{','.join(get_args(Launcher))}}}"}}

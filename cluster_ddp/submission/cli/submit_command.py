@@ -19,20 +19,14 @@ from cluster_ddp.submission.cli import activated_env, options, settings_files, s
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
+_TRAINING = ("-m", "cluster_ddp.train")
 
-class Reference(Protocol):
-    """The job that is submitted if no command is given."""
 
-    name: str
+class CheckTraining(Protocol):
+    """Checks the training that is submitted if no command is given."""
 
-    def function(self, options: list[str], grid: grids.Grid) -> Callable[..., Any]:
-        """Return the function that its tasks call. Raises ClusterDDPError, or exits, for a wrong option."""
-
-    def command(self, options: Sequence[str]) -> list[str]:
-        """Return a command that does the same."""
-
-    def check(self, options: list[str], grid: grids.Grid) -> None:
-        """Check that it has what it needs. Raises ClusterDDPError if not."""
+    def __call__(self, options: Sequence[str], grid: grids.Grid, *, with_data: bool) -> None:
+        """Check its options, and that the data is there. Raises ClusterDDPError, or exits, for a wrong option."""
 
 
 def run(
@@ -40,8 +34,8 @@ def run(
     *,
     program: str,
     description: str,
-    reference: Reference,
     submit: Callable[[Plan, bool], int],
+    check_training: CheckTraining | None = None,
     others: Sequence[str] = (),
 ) -> int:
     """Parse the command line, plan, check; then show the plan, ask Slurm, or submit it. Returns the exit status.
@@ -50,8 +44,8 @@ def run(
         argv: the words of the command line.
         program: name of the command, for messages.
         description: text for --help.
-        reference: the job that is submitted if no command is given.
         submit: submits a plan, follows the job if its second argument is true, and returns the exit status.
+        check_training: checks the training that is submitted if no command is given; None where one is always given.
         others: options of the verb beside those of a submission, for suggestions.
 
     Raises:
@@ -64,8 +58,8 @@ def run(
     if asked.parsed.show_config:
         _show_config(asked)
         return 0
-    plan = _plan(asked, reference, source=f"Submitted by: {program} {shlex.join(argv)}")
-    _warn(asked, plan, reference)
+    plan = _plan(asked, check_training, source=f"Submitted by: {program} {shlex.join(argv)}")
+    _warn(asked, plan, check_training)
     if asked.parsed.dry_run:
         print(plan, end="")
         return 0
@@ -82,7 +76,7 @@ class _Asked(NamedTuple):
     given: Mapping[str, Any]
     """The options that were given."""
     rest: list[str]
-    """The options of the reference job."""
+    """The options of the training that is submitted without a command."""
     command: list[str] | None
     """The words after the two dashes; None without them."""
     settings: settings_files.Settings
@@ -114,14 +108,16 @@ class _Asked(NamedTuple):
         return _Asked(parsed, given, rest, command, settings, _values(settings, given), earlier)
 
 
-def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
+def _warn(asked: _Asked, plan: Plan, check_training: CheckTraining | None) -> None:
     """Print the warnings that are not accepted. Raises ClusterDDPError for what can't work."""
     for code in asked.values.get("accept", ()):
         if code not in (legal := (*CODES, *OTHER_CODES)):
             found = f"there is no warning with this code.{nearest(code, legal)}"
             raise SpecError(f"Accepting {code!r}:", found, f"the codes are {', '.join(sorted(legal))}")
     try:
-        advice = _advice(asked, plan, reference)
+        advice = _advice(asked, plan)
+        if not asked.parsed.no_check and not asked.parsed.dry_run:
+            _check(asked, plan.spec, check_training, with_data=True)
     except SpecError as error:
         raise _with_origins(error, asked) from error
     for one in advice:
@@ -129,15 +125,13 @@ def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
             print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
 
 
-def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
+def _advice(asked: _Asked, plan: Plan) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
     advice = [*options.advise(asked.given, plan.spec)]
     advice += command_mistakes.advise(asked.command or (), plan.spec.grid)
     advice += [active.advice() for active in (asked.activated,) if active]
     if not asked.parsed.no_check:
         advice += preflight.check(plan, must_run=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))
-        if plan.reference_options is not None and not asked.parsed.dry_run:
-            reference.check(list(plan.reference_options), plan.spec.grid)
     return advice
 
 
@@ -151,58 +145,59 @@ def _with_origins(error: SpecError, asked: _Asked) -> SpecError:
 
 
 class _Work(NamedTuple):
-    """What to run: a command, or a function, which may be the reference job."""
+    """What to run: a command, or a function."""
 
     name: str
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...]
     function: Callable[..., Any] | None = None
-    reference_options: tuple[str, ...] | None = None
 
 
-def _work(asked: _Asked, reference: Reference) -> _Work:
-    """The command; without one, what the earlier job ran, in its folder; without that, the reference job."""
+def _work(asked: _Asked) -> _Work:
+    """The command; without one, what the earlier job ran, in its folder; without that, the training of mnist/."""
     if asked.command is not None:
         return _Work(options.job_name(asked.command), tuple(asked.command))
+    _refuse_no_options(asked.rest)
     if asked.earlier is None:
-        return _reference(reference, reference.name, asked.rest, asked.values)
+        return _Work("mnist", (_python(asked.values), *_TRAINING, *asked.rest))
     spec = asked.earlier.enter()
-    if asked.earlier.reference_options is not None:
-        return _reference(reference, spec.name, [*asked.earlier.reference_options, *asked.rest], asked.values)
-    if spec.command[1:3] == tuple(reference.command([])[1:3]):  # the same training, given as a command
-        return _Work(spec.name, (*spec.command, *asked.rest))
-    if asked.rest:
+    if asked.rest and spec.command[1:3] != _TRAINING:
         hint = f"{run_dirs.resume_command(asked.earlier.run_dir)} -- {shlex.join([*spec.command, *asked.rest])}"
         raise SpecError(f"Resuming with {asked.rest[0]}:", "there is no such option here.", hint)
-    return _Work(spec.name, spec.command, asked.earlier.function())
+    return _Work(spec.name, (*spec.command, *asked.rest), asked.earlier.function())
 
 
-def _reference(reference: Reference, name: str, words: list[str], values: Mapping[str, Any]) -> _Work:
-    function = reference.function(words, values.get("grid") or {})
-    return _Work(name, function=function, reference_options=tuple(words))
+def _check(asked: _Asked, spec: JobSpec, check_training: CheckTraining | None, *, with_data: bool) -> None:
+    """Check the options of the training that is submitted if no command is given."""
+    if asked.command is None and check_training is not None and spec.command[1:3] == _TRAINING:
+        check_training(spec.command[3:], spec.grid, with_data=with_data)
 
 
-def _refuse_unfit(spec: JobSpec, reference: Reference, words: tuple[str, ...]) -> None:
-    """Check that the reference job can be a function. Raises SpecError with a command that does the same."""
-    for name, value in planning.unfit_for_function(spec).items():
-        found = "without a command, each task calls a function in the environment that submits it."
-        inside = "submit from inside it, or " if name in ("venv", "conda_env") else ""
-        hint = f"{inside}submit the same training as a command: … -- {shlex.join(reference.command(words))}"
-        raise SpecError(f"Submitting the {reference.name} job with {name}={value!r}:", found, hint)
+def _python(values: Mapping[str, Any]) -> str:
+    """The Python of the environment that the job loads; without one, this one."""
+    names = ("venv", "conda_env", "container", "container_image")
+    return "python" if planning.own_venv() or any(values.get(name) for name in names) else sys.executable
 
 
-def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
-    work, parsed, values, earlier = _work(asked, reference), asked.parsed, asked.values, asked.earlier
+def _refuse_no_options(words: Sequence[str]) -> None:
+    """Refuse, in place of the training's options, a command without dashes, and options of sbatch."""
+    if words and not words[0].startswith("-"):
+        shown = shlex.join(words)
+        started = f"python {shown}" if words[0].endswith(".py") else shown
+        hint = f"cluster-ddp submit [OPTIONS] -- {started}"
+        raise SpecError(f"Submitting {shown}:", "a command comes after two dashes.", hint)
+    options.refuse_sbatchs(words)
+
+
+def _plan(asked: _Asked, check_training: CheckTraining | None, *, source: str) -> Plan:
+    work, parsed, values, earlier = _work(asked), asked.parsed, asked.values, asked.earlier
     job = settings_keys.fields(values)
     if (active := asked.activated) is not None and not active.why_not:
         job[active.setting] = active.path
     spec = JobSpec(**{"name": work.name, **job, "command": work.command})
-    if work.reference_options is not None:
-        grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
-        _refuse_unfit(spec, reference, work.reference_options)
+    _check(asked, spec, check_training, with_data=False)
     return Plan(
         spec=spec,
         function=work.function,
-        reference_options=work.reference_options,
         local=earlier is not None and earlier.local if parsed.local is None else parsed.local,
         runs_dir=Path(values.get("runs_dir", "runs")),
         run_dir=parsed.run_dir and Path(parsed.run_dir),
@@ -221,8 +216,6 @@ def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: 
     keys = [key for key in settings_keys.kinds() if key not in settings_keys.SUBMISSION_KEYS and key != "array"]
     before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
     before["nodes"] = earlier.spec.node_range
-    if earlier.reference_options is not None:
-        before.pop("venv", None)  # the function is pickled again, by the environment that submits now
     now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
     origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
     return settings_files.Settings(values=settings_files.overlay(before, now), origins=origins)

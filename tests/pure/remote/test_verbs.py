@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.cli import fetch, status
+from cluster_ddp.cli.submit import main as submit
 from cluster_ddp.errors import RemoteError
 from cluster_ddp.remote import project, remote_verbs
 from cluster_ddp.remote.host import Host, connect
-from cluster_ddp.submit import main as submit
 
 
 @pytest.mark.parametrize(

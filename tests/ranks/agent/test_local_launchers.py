@@ -17,9 +17,8 @@ from launcher_contract import CHECKS, parameters, programs
 from launchers import ALL, Job, ancestry, play, send
 from slowness import scaled
 
-import cluster_ddp.submit
 from cluster_ddp import processes
-from cluster_ddp.cli import status
+from cluster_ddp.cli import status, submit
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends.local import ThisMachine
 
@@ -39,7 +38,7 @@ def started(launcher: str, name: str, with_little_memory: tuple[str, ...]) -> Jo
     if name == "memory":
         subprocess.run([*with_little_memory, sys.executable, "-m", "cluster_ddp.submit", *words], check=True)
     else:
-        assert cluster_ddp.submit.main(words) == 0
+        assert submit.main(words) == 0
     (run_dir,) = (path for path in Path("runs").resolve().glob(f"{own}-*") if path.is_symlink())
     pid = int(run_dir.name.rpartition("-")[2])
     job = Job(

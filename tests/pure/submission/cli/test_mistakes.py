@@ -14,10 +14,10 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 import cluster_ddp
-import cluster_ddp.submit as door
 from cluster_ddp import JobSpec, train, waiting_notice
 from cluster_ddp.__main__ import VERBS, main, module_of
 from cluster_ddp.argument_parser import field_texts
+from cluster_ddp.cli import submit as door
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import command_mistakes
 from cluster_ddp.submission.checks.job_warnings import CODES, OTHER_CODES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +13,16 @@ from stand_ins import FakeSlurm, fake_slurm
 from strangers import STRANGER, needs_a_stranger
 
 import cluster_ddp
-import cluster_ddp.submit as door
 from cluster_ddp import JobSpec
+from cluster_ddp.cli import submit as door
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.run import spec_file
 from cluster_ddp.submission import resume
 from cluster_ddp.submission.cli import options
-from cluster_ddp.train_options import TrainConfig
 
 __all__ = ["fake_slurm"]
+
+TRAIN = ["python", "-m", "cluster_ddp.train"]
 
 
 @pytest.fixture(autouse=True)
@@ -52,21 +52,23 @@ def test_the_reference_job_and_its_options(capsys, fake_slurm: FakeSlurm, folder
     steps = "To follow it: cluster-ddp logs -f runs/mnist-12\nTo end it: cluster-ddp cancel runs/mnist-12\n"
     assert (status, out) == (0, announced + steps)
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
-    assert (record["command"], record["reference_options"]) == ([], ["--epochs", "3", "--lr", "0.5", "--no-cuda"])
-    assert "# Each task runs: cluster_ddp.mnist.train(--epochs 3 --lr 0.5 --no-cuda)\n" in fake_slurm.stdin("sbatch")
-    train = pickle.loads((folder / "runs/mnist-12/function.pkl").read_bytes()).function.function
-    assert train.func.config({}) == TrainConfig(epochs=3, lr=0.5, cuda=False)
+    assert record["command"] == [*TRAIN, "--epochs", "3", "--lr", "0.5", "--no-cuda"]
+    assert "# Each task runs: python -m cluster_ddp.train --epochs 3 --lr 0.5 --no-cuda\n" in fake_slurm.stdin("sbatch")
 
 
 @pytest.mark.parametrize(
-    "option", [("--container", "x.sif"), ("--container-image", "x"), ("--launcher", "fork"), ("--venv", "/else/where")]
+    "option",
+    [("--container-image", "x"), ("--launcher", "fork"), ("--restart-args", "--resume x")],
 )
-def test_what_the_reference_job_can_only_have_as_a_command(capsys, fake_slurm: FakeSlurm, option) -> None:
-    status, _, err = run(capsys, *option, "--lr", "0.5")
-    assert status == 2
-    assert f"={option[1]!r}:\n  without a command, each task calls a function" in err
-    assert err.endswith(" -- python -m cluster_ddp.train --lr 0.5\n")
-    assert fake_slurm.calls("sbatch") == []
+def test_the_reference_job_takes_the_options_of_any_command(capsys, option: tuple[str, str]) -> None:
+    _, out, err = run(capsys, "--dry-run", *option, "--lr", "0.5")
+    assert ' -- python -m cluster_ddp.train --lr 0.5 "$@"\n' in out, err
+
+
+def test_without_an_environment_the_reference_job_has_this_python(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    _, out, err = run(capsys, "--dry-run", "--lr", "0.5")
+    assert f' -- {sys.executable} -m cluster_ddp.train --lr 0.5 "$@"\n' in out, err
 
 
 def test_a_dry_run_of_a_command_shows_it_behind_the_agent(capsys) -> None:
@@ -94,10 +96,10 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
     assert out.startswith(announced)
     assert "cancel ../runs/mnist-13\n" in out
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
-    assert record["reference_options"] == ["--epochs", "3", "--no-cuda", "--epochs", "5"]
+    assert record["command"] == [*TRAIN, "--epochs", "3", "--no-cuda", "--epochs", "5"]
     assert (record["spec"]["mem"], record["folder"]) == ("16G", str(folder))
     assert spec_file.read(folder / "runs/mnist-13")["job"] == "13"
-    assert {"spec.json", "job.json", "job.sbatch", "agent.pyz", "function.pkl"} == {
+    assert {"spec.json", "job.json", "job.sbatch", "agent.pyz"} == {
         path.name for path in (folder / "runs/mnist-12/job-12").iterdir()
     }
     run(capsys, "--no-check", "--name", "own", "--", "python", "my_train.py")
@@ -251,7 +253,6 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--hang-restart-s", "9", "--", "true"), "hang_restart_s must be 0 without restarts, which follow"),
     (("--local", "--restarts", "1", "--spare-nodes", "1", "--", "true"), "only Slurm supports spare nodes"),
     (("--restart-args", "--resume 'o", "--", "true"), "words that a shell could split: no closing quotation"),
-    (("--restart-args", "--resume", "--epochs", "1"), "Submitting the mnist job with restart_args='--resume':"),
     (("--runs-dir", "a%j", "--", "true"), "which Slurm interprets"),
     (("--snapshot",), "not a git repository"),
     (("--local", "--nodes", "2"), "it asks for 2 nodes, but this machine is one node"),
@@ -472,9 +473,7 @@ def test_a_job_is_named_after_what_it_runs(command: list[str], name: str) -> Non
     JobSpec(name=name, command=("true",))
 
 
-def test_the_package_is_callable_where_the_door_is_open(fake_slurm: FakeSlurm, folder: Path) -> None:
-    """`import cluster_ddp.submit` puts the module where the function is; both can be called."""
-    assert cluster_ddp.submit is door
+def test_from_python(fake_slurm: FakeSlurm, folder: Path) -> None:
     job = cluster_ddp.submit(JobSpec(name="fit"), ["true"], check=False)
     assert job.run_dir == (folder / "runs" / "fit-12").resolve()
     with pytest.raises(SpecError, match=r"submit_array\(spec"):
