@@ -9,6 +9,7 @@ non_finite          NaN and Inf in losses, gradients and checkpoints
 console             what a rank prints; an error of all ranks, once a node
 rng                 the random number generators: seeds, one for each stream, and states
 live_objects        the objects of some classes in this process
+contents            what a value has, to be compared
 process_exit        the end of a process without Python's finalization
 with_world          gives a submitted function the world
 

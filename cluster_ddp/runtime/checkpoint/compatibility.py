@@ -36,6 +36,7 @@ _RANK: Mapping[str, Any] = {
     "buffers": {},
     "meters": {},
     "settings": {},
+    "arrays": {},
 }
 
 

@@ -28,7 +28,8 @@ class ScriptVariables:
     """Variables of the script as a part, such as the best loss: what a namespace has.
 
     Numbers, texts, tensors, lists and dictionaries of them, a deque; NumPy's arrays; random number generators of torch,
-    NumPy and Python, which are set again. Arrays and tensors may grow.
+    NumPy and Python. Arrays and tensors may grow. A resume fills the objects that the script has made, to which others
+    may refer.
     """
 
     def __init__(self, namespace: SimpleNamespace) -> None:
@@ -55,14 +56,27 @@ def _saved(value: object) -> object:
 
 
 def _loaded(now: Any, value: Any) -> object:
-    """A saved value, as the kind of object that the script has made."""
+    """The object that the script has made, with a saved value; or the value, where that can't be filled."""
     if isinstance(now, np.ndarray):
-        return value.numpy().copy()
-    if isinstance(now, deque):
-        return deque(value, now.maxlen)
-    if not isinstance(now, rng.GENERATORS):
+        array = value.numpy()
+        if (now.shape, now.dtype) != (array.shape, array.dtype) or not now.flags.writeable:
+            return array.copy()
+        now[...] = array
+    elif isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
+        alike = (now.shape, now.dtype, now.layout) == (value.shape, value.dtype, value.layout)
+        if not alike or now.requires_grad:
+            return value
+        now.copy_(value)
+    elif isinstance(now, dict | set) and type(now) is type(value):
+        now.clear()
+        now.update(value)
+    elif isinstance(now, deque) or (isinstance(now, list) and isinstance(value, list)):
+        now.clear()
+        now.extend(value)
+    elif isinstance(now, rng.GENERATORS):
+        rng.set_state_of(now, value)
+    else:
         return value
-    rng.set_state_of(now, value)
     return now
 
 

@@ -60,11 +60,11 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     saved_by = saved["saved_by"] if is_own else {}
     is_finished = is_own and bool(saved["position"].get("finished"))  # another run's end is a beginning
     shards = SavedPieces(path, saved)
-    settings, first_settings = ([one[name] for one in saved["ranks"]] for name in ("settings", "first_settings"))
+    settings = [{name: one[name] for name in ("settings", "first_settings", "arrays")} for one in saved["ranks"]]
     del saved  # frees its memory
     state.load(functools.partial(read, path), shards)
     if is_own:  # else those of this script hold: it may freeze what the other one has trained
-        state.load_settings(settings, first_settings)
+        state.load_settings(settings)
     if is_finished:
         state.finish()
     if is_own:

@@ -14,7 +14,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state, state_digest
-from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings, Settings
+from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.rank_differences import RankDifferences
 from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
@@ -113,6 +113,8 @@ class TrainingState:
     def begin_loop(self) -> None:
         """Call it when the loop begins: what a resume has set in modules holds, whatever the script has set since."""
         self._settings.reload()
+        if self.world.is_main:
+            self.unsaved.begin()
 
     def begin_epoch(self) -> bool:
         """Call it before the script's code of an epoch: on resume, too, it has the epoch's first random numbers.
@@ -162,6 +164,7 @@ class TrainingState:
             "meters": self._of_meters(),
             "settings": self._settings.changed(),
             "first_settings": [*self._settings.first_steps.of_run],
+            "arrays": dict(self.unsaved.arrays),
             "shards": [shard.place_of_rank() for shard in self.shards],
             "differing": differing,
             "data": [place["fingerprint"] for place in self._places() if "stream" not in place],  # those may differ
@@ -245,11 +248,16 @@ class TrainingState:
         self._is_inside = any(shard.seen for shard in self.shards)
         self._reload = functools.partial(self.load, read, saved_pieces)
 
-    def load_settings(self, of_ranks: Sequence[Settings], first_of_ranks: Sequence[Sequence[Settings]]) -> None:
-        """Load what the script of this run had set in its modules, now and in its first steps, of each rank."""
-        rank = self.world.rank if len(of_ranks) == self.world.world_size else 0
-        self._settings.load(of_ranks[rank])
-        self._settings.first_steps.resume(first_of_ranks[rank], inside=self._is_inside or not self.shards)
+    def load_settings(self, of_ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Load what the script of this run had set in its modules, now and in its first steps, of each rank.
+
+        And what arrays it had.
+        """
+        same_size = len(of_ranks) == self.world.world_size
+        mine = of_ranks[self.world.rank if same_size else 0]
+        self._settings.load(mine["settings"])
+        self._settings.first_steps.resume(mine["first_settings"], inside=self._is_inside or not self.shards)
+        self.unsaved.resume(mine["arrays"] if same_size else {})
 
     def restore_rng(self) -> None:
         """Set this rank's random number generators to the loaded state, once after each load."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,13 +14,12 @@ from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError, first_of
 from cluster_ddp.runtime import rng
+from cluster_ddp.runtime.contents import content_of
 from cluster_ddp.runtime.data.first_steps import FirstSteps
-from cluster_ddp.runtime.model.dtensor_pieces import content
 
 log = logging.getLogger("cluster_ddp")
 
 _PLAIN = bool, int, float, str
-_LARGEST_BYTES = 1 << 20
 _MOST_ITEMS = 1000
 _SET_AGAIN = (
     "set them for each epoch, before the loop over the shard, by the epoch's number; "
@@ -50,8 +50,9 @@ def attributes(dataset: object) -> dict[str, object]:
 
 def _own(prefix: str, owner: object) -> dict[str, object]:
     """The attributes of an object; of a small dictionary, what it has."""
-    inside = owner if isinstance(owner, dict) and len(owner) <= _MOST_ITEMS else getattr(owner, "__dict__", {})
-    return {f"{prefix}.{name}": value for name, value in inside.items()}
+    if isinstance(owner, dict):
+        return {f"{prefix}[{key!r}]": value for key, value in owner.items()} if len(owner) <= _MOST_ITEMS else {}
+    return {f"{prefix}.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
 
 
 def are_same(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
@@ -64,11 +65,12 @@ def _is_same(before: object, now: object) -> bool:
 
 
 class PlainAttributes:
-    """The numbers, flags, texts and small tensors in a dataset's attributes, from its shard's making to a resume."""
+    """What a dataset's attributes have, from its shard's making to a resume: see `_plain`."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset, self._made = dataset, self._now(dataset)
         self._saved: Mapping[str, Any] = {}
+        self._at_start: Mapping[str, Any] = {}
         self._saved_then: Mapping[str, Any] = {}
         self.first_steps = FirstSteps()
         """Those that had changed after the first batches of the run."""
@@ -76,11 +78,16 @@ class PlainAttributes:
     def changed(self) -> dict[str, Any]:
         """Return those that are other ones than when this was made, or before a resume, until `tell`."""
         now = self._now(self._dataset)
-        return {**self._saved, **{place: value for place, value in now.items() if self._made.get(place) != value}}
+        changed = {place: value for place, value in now.items() if self._made.get(place) != value}
+        return {**self._saved, **{place: value for place, value in changed.items() if not self._is_new_item(place)}}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Begin again with those that `changed` had returned."""
         self._saved = self._saved_then = saved
+
+    def begin_pass(self) -> None:
+        """Call it before the first batch of a pass."""
+        self._at_start = self._now(self._dataset) if self._saved else {}
 
     def tell(self, epoch: int) -> None:
         """Say once after `resume` which the script has not set: they are as they were made, or change as at first.
@@ -90,11 +97,13 @@ class PlainAttributes:
         if self.first_steps.are_over and not self._saved:  # to look takes time
             return
         now, saved, self._saved = self._now(self._dataset), self._saved, {}
-        lost = [place for place, value in saved.items() if now.get(place) == self._made.get(place) != value]
+        # The loop may refine a tensor from its first batch on; a number that it sets then, may follow from the batch.
+        held = {**now, **{place: value for place, value in self._at_start.items() if isinstance(value, bytes)}}
+        lost = [place for place, value in saved.items() if held.get(place) == self._made.get(place) != value]
         if not self.first_steps.are_over:
             self.first_steps.note({place: value for place, value in now.items() if self._made.get(place) != value})
             lost += self.first_steps.repeated()
-        lost = [f"{place} = {self._saved_then[place]!r}" for place in lost if place in self._saved_then]
+        lost = [f"{place}{_shown(self._saved_then[place])}" for place in lost if place in self._saved_then]
         if lost:
             asked = f"Resuming in epoch {epoch + 1}:"
             found = f"the dataset had other attributes before the resume: {first_of(lost)}."
@@ -108,6 +117,10 @@ class PlainAttributes:
             found |= {name for name, one in {place: value, **inner}.items() if isinstance(one, rng.GENERATORS)}
         return sorted(found)
 
+    def _is_new_item(self, place: str) -> bool:
+        """Whether it is one that a dictionary had not at first, as that of a cache grows."""
+        return place.endswith("]") and place not in self._made
+
     @staticmethod
     def _now(dataset: object) -> dict[str, Any]:
         found = {place: _plain(value) for place, value in attributes(dataset).items()}
@@ -115,10 +128,18 @@ class PlainAttributes:
 
 
 def _plain(value: object) -> object:
-    """A plain value, or the digest of a small tensor or array; None of anything else."""
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta:
-        small = value.nbytes <= _LARGEST_BYTES
-        return hashlib.sha256(content(value.detach())).hexdigest() if small else None
-    if isinstance(value, np.ndarray):
-        return hashlib.sha256(value.tobytes()).hexdigest() if value.nbytes <= _LARGEST_BYTES else None
-    return value if isinstance(value, _PLAIN) else None
+    """A plain value; the digest of a small tensor, array or list; of another object its class, or a function's name."""
+    if isinstance(value, _PLAIN):
+        return value
+    if value is None or isinstance(value, (dict, *rng.GENERATORS)):  # what a dictionary has, is looked at
+        return None
+    is_array = isinstance(value, torch.Tensor | np.ndarray)
+    if not is_array and not isinstance(value, list | tuple | set | deque):
+        return f"a {getattr(value, '__qualname__', type(value).__qualname__)}"
+    found = content_of(value.detach() if isinstance(value, torch.Tensor) else value)
+    digest = hashlib.sha256(repr(found).encode())
+    return None if found is None else digest.digest() if is_array else [digest.hexdigest()]
+
+
+def _shown(value: object) -> str:
+    return f" = {value!r}" if isinstance(value, _PLAIN) else ""

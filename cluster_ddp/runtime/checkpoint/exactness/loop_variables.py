@@ -31,6 +31,8 @@ class RepeatedCode:
     """Variables that one turn, or call, leaves to the next."""
     read: frozenset[str]
     """Names that one of the loops, or the function, reads and does not assign: what they name may change."""
+    constant: frozenset[str]
+    """Those of them that no loop assigns."""
     is_loop: bool
 
 
@@ -46,7 +48,8 @@ def around(frame: FrameType) -> RepeatedCode | None:
         carried |= turn.carried | (turn.left & _Turn(outside, without=loop).read)
         read |= turn.read - turn.assigned_anywhere
         outside = _of_turn(loop)
-    return RepeatedCode(frozenset(carried), frozenset(read), is_loop=True)
+    constant = read - _Turn(_of_turn(loops[0])).assigned_anywhere
+    return RepeatedCode(frozenset(carried), frozenset(read), frozenset(constant), is_loop=True)
 
 
 def of_function(function: FunctionType) -> RepeatedCode | None:
@@ -64,7 +67,8 @@ def _of_turn(loop: _LoopNode) -> list[ast.AST]:
 def _of_call(function: _FunctionNode) -> RepeatedCode:
     turn = _Turn(function.body)
     shared = {name for node in ast.walk(function) if isinstance(node, _SHARED) for name in node.names}
-    return RepeatedCode(frozenset(turn.carried & shared), frozenset(turn.read - turn.assigned_anywhere), is_loop=False)
+    read = frozenset(turn.read - turn.assigned_anywhere)
+    return RepeatedCode(frozenset(turn.carried & shared), read, read, is_loop=False)
 
 
 def _at(code: CodeType, line: int, variables: dict[str, Any]) -> tuple[_ScopeNode, list[_LoopNode]]:

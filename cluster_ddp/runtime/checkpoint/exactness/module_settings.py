@@ -6,16 +6,18 @@ Such as layers that are frozen from the third epoch on, a dropout that grows, a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 
-from cluster_ddp.runtime.checkpoint.exactness.contents import PLAIN, content_of
+from cluster_ddp.runtime.contents import PLAIN, content_of
 from cluster_ddp.runtime.data.first_steps import FirstSteps
 
 _MODE = "training"
 
-_OF_TORCH = vars(torch.nn.Module()).keys()  # its own registers
+OF_TORCH = vars(torch.nn.Module()).keys()
+"""The registers that each module has."""
 
 Settings = dict[str, bool | float | str | None]
 """Each by its place, as "model.head.weight.requires_grad" or "model.drop.p"."""
@@ -29,12 +31,12 @@ class ModuleSettings:
         self._made: dict[str, tuple[MutableMapping[str, Any], str, Any]] = {}  # plain ones
         self._contents: dict[str, tuple[MutableMapping[str, Any], str, object]] = {}  # of others
         for place, owner, name in self._attributes():
-            value = owner[name]
+            value = _plain(owner[name])
             if isinstance(value, PLAIN):
                 self._made[place] = owner, name, value
-            elif name not in _OF_TORCH and not isinstance(value, tuple) and (found := content_of(value)) is not None:
+            elif name not in OF_TORCH and not isinstance(value, tuple) and (found := content_of(value)) is not None:
                 self._contents[place] = owner, name, found
-        self._places = self._made_of()
+        self._places, self._noted = self._made_of(), self._notes()
         self._trained = {place: parameter.requires_grad for place, parameter in self._parameters()}
         self._loaded: Settings | None = None
         self._lost: Settings = {}
@@ -51,11 +53,15 @@ class ModuleSettings:
         return found | self._lost | dict(self._changed_attributes())
 
     def unsaved(self) -> list[str]:
-        """Return the places of others: tensors that are no buffers, arrays, containers, generators, up to some size."""
+        """Return the places of others: tensors that are no buffers, arrays, containers, generators, up to some size.
+
+        Also attributes of parameters.
+        """
         contents = self._contents.items()
         found = [place for place, (owner, name, before) in contents if content_of(owner.get(name)) != before]
-        made = [(place, owner.get(name)) for place, (owner, name, value) in self._made.items() if value is None]
-        return found + [place for place, now in made if not isinstance(now, PLAIN) and content_of(now) is not None]
+        made = [(place, _plain(owner.get(name))) for place, (owner, name, value) in self._made.items() if value is None]
+        found += [place for place, now in made if not isinstance(now, PLAIN) and content_of(now) is not None]
+        return found + [place for place, value in self._notes().items() if self._noted.get(place) != value]
 
     def lost(self) -> list[str]:
         """Return, once after `load`, which flags, counts and texts had other values then, and are as at first.
@@ -64,7 +70,7 @@ class ModuleSettings:
         """
         lost, self._lost = self._lost, {}
         made = ((place, self._made[place]) for place in lost if place in self._made)
-        places = [place for place, (owner, name, value) in made if owner.get(name, value) == value]
+        places = [place for place, (owner, name, value) in made if _plain(owner.get(name, value)) == value]
         saved = self._loaded or {}
         return [f"{place} = {saved[place]!r}" for place in [*places, *self.first_steps.repeated()] if place in saved]
 
@@ -102,7 +108,7 @@ class ModuleSettings:
 
     def _changed_attributes(self) -> Iterator[tuple[str, Any]]:
         for place, (owner, name, value) in self._made.items():
-            now = owner.get(name, value)
+            now = _plain(owner.get(name, value))
             if isinstance(now, PLAIN) and (type(now), now) != (type(value), value):
                 yield place, now
 
@@ -115,6 +121,15 @@ class ModuleSettings:
                 found[".".join(filter(None, (part, path)))] = module, hooks
         return found
 
+    def _notes(self) -> dict[str, object]:
+        """What attributes of parameters have, but for those of libraries."""
+        return {
+            f"{place}.{name}": content_of(value)
+            for place, parameter in self._parameters()
+            for name, value in vars(parameter).items()
+            if not name.startswith("_")
+        }
+
     def _attributes(self) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
         """Each attribute of a module: its place, the module's dictionary, and its name there."""
         for part, model in self._modules.items():
@@ -126,6 +141,11 @@ class ModuleSettings:
         for part, model in self._modules.items():
             for path, parameter in model.named_parameters():
                 yield f"{part}.{path}", parameter
+
+
+def _plain(value: object) -> object:
+    """The value; in place of a function or a class its name, as of an activation that is replaced."""
+    return f"a {value.__qualname__}" if isinstance(value, type | FunctionType | BuiltinFunctionType) else value
 
 
 def _is_restored(place: str, value: object) -> bool:

@@ -58,10 +58,11 @@ def regroup(optimizer: Optimizer, own_names: list[str], saved: Mapping[str, Any]
     """Give an optimizer the parameter groups of a saved one with the same parameters; `load` brings their settings."""
     by_name = dict(zip(own_names, parameters(optimizer)))
     following = iter(saved_names)
-    optimizer.param_groups[:] = [
+    groups = [
         {**group, "params": [by_name[name] for name in islice(following, len(group["params"]))]}
         for group in saved["param_groups"]
     ]
+    _fill(optimizer, groups)
 
 
 def elsewhere(optimizer: Optimizer) -> dict[str, str]:
@@ -106,11 +107,22 @@ def load(optimizer: Optimizer, state: dict[str, Any], devices: Mapping[str, str]
         optimizer.register_load_state_dict_pre_hook(take),
         optimizer.register_load_state_dict_post_hook(put_back, prepend=True),
     ]
+    own = [*optimizer.param_groups]
     try:
         optimizer.load_state_dict(state)
     finally:
         for hook in hooks:
             hook.remove()
+    loaded, optimizer.param_groups[:] = [*optimizer.param_groups], own
+    _fill(optimizer, loaded)
+
+
+def _fill(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Give an optimizer these parameter groups, in its own dictionaries: a script may have them, as head."""
+    for own, group in zip(optimizer.param_groups, groups):
+        own.clear()
+        own.update(group)
+    optimizer.param_groups[:] = [*optimizer.param_groups[: len(groups)], *groups[len(optimizer.param_groups) :]]
 
 
 def _with_groups(optimizer: Optimizer) -> list[tuple[torch.Tensor, dict[str, Any]]]:

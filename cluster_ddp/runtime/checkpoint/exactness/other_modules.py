@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from cluster_ddp.runtime.checkpoint.exactness.contents import plain_tensor
+from cluster_ddp.runtime.contents import plain_tensor
 from cluster_ddp.runtime.model.dtensor_pieces import content, local_part
 
 _LOOKED_AT = 4  # tensors of each module, the smallest: an average changes all of them

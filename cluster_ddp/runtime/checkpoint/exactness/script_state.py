@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import IOBase
 from types import BuiltinMethodType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from cluster_ddp.runtime.checkpoint.exactness import loop_variables
-from cluster_ddp.runtime.checkpoint.exactness.contents import PLAIN, content_of
 from cluster_ddp.runtime.checkpoint.exactness.loop_variables import RepeatedCode
+from cluster_ddp.runtime.contents import PLAIN, content_of
 from cluster_ddp.runtime.failure.stacks import is_users
 
 _DEPTH = 5  # of objects in objects
+_MOST_ITEMS, _LOOKED_AT = 100, 4  # arrays of a container, of a module
 _MOST_OBJECTS, _MOST_FUNCTIONS = 1000, 100
 # Others say whether these change; and a file is an iterator, too.
 _KNOWN = torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler, Dataset, IOBase
@@ -39,6 +43,19 @@ class ScriptState:
         self._read: dict[str, Any] = {}
         self._before: dict[str, Contents] = {}
         self._told: set[str] = set()
+        self.arrays: dict[str, str] = {}
+        """Digests of the tensors and arrays that the loop reads, as they were when it began, by their places."""
+
+    def begin(self, functions: Mapping[str, object]) -> None:
+        """Note what the loop around this call reads, before its first turn, in which a flag may change for good."""
+        self.look(functions, [])
+        seen = set[int]()
+        for loop, values in _around(sys._getframe(1)):
+            for name in sorted(loop.constant & values.keys()):
+                place = type(values[name]).__name__ if name == "self" else name
+                with contextlib.suppress(Exception):  # as below
+                    for where, array in self._arrays(place, values[name], _DEPTH, seen):
+                        self.arrays[where] = hashlib.sha256(repr(array).encode()).hexdigest()
 
     def look(self, functions: Mapping[str, object], generators: Sequence[FrameType]) -> list[str]:
         """Return the variables and the iterators that the loop around this call carries; note what else it reads.
@@ -100,7 +117,7 @@ class ScriptState:
         if isinstance(value, MethodType | BuiltinMethodType):
             return self._inside(place, value.__self__, depth, seen)
         kind = value if isinstance(value, type) else type(value)
-        is_of_script = is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
+        is_of_script = _is_of_script(kind)
         of_class = vars(kind) if is_of_script else {}
         found: Contents = {
             f"{kind.__name__}.{name}": one for name, one in of_class.items() if type(one) in (int, float)
@@ -122,6 +139,24 @@ class ScriptState:
         for key, one in inner.items():
             found |= self._inside(place + key, one, depth - 1, seen)
         return found
+
+    def _arrays(self, place: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, object]]:
+        """The contents of small tensors and arrays in a value, by their places; of a module, of its first ones."""
+        if id(value) in seen or not depth or len(seen) > _MOST_OBJECTS or self._is_ours(value):
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor | np.ndarray):
+            if (content := content_of(value)) is not None:
+                yield place, content
+        elif isinstance(value, torch.nn.Module):
+            for name, one in itertools.islice(value.state_dict().items(), _LOOKED_AT):
+                yield from self._arrays(f"{place}.{name}", one, depth - 1, seen)
+        elif isinstance(value, dict | list | tuple):
+            for key, one in itertools.islice(_items(value), _MOST_ITEMS):
+                yield from self._arrays(place + key, one, depth - 1, seen)
+        elif not self._is_known(value) and _is_of_script(type(value)):
+            for key, one in _attributes(value).items():
+                yield from self._arrays(place + key, one, depth - 1, seen)
 
     def _is_known(self, value: object) -> bool:
         return isinstance(value, _KNOWN) or self._is_ours(value)
@@ -145,8 +180,9 @@ def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, An
     found: list[tuple[RepeatedCode, Mapping[str, Any]]] = []
     for number, (loop, one) in enumerate(repeated[:whole], start=1):
         values = {**one.f_globals, **one.f_locals}
-        for name in _parameters(one.f_code) if number < whole else ():  # its caller has these
-            values.pop(name, None)
+        for name in _parameters(one.f_code) if number < whole else ():  # its caller has these, by names of its own
+            if name != "self":
+                values.pop(name, None)
         found.append((loop, values))
     looked_at = set[FunctionType]()
     for code, variables in found:  # it grows by the functions that they call, and those that these call
@@ -156,6 +192,15 @@ def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, An
             if len(looked_at) < _MOST_FUNCTIONS and (of_it := loop_variables.of_function(function)) is not None:
                 found.append((of_it, function.__globals__))
     return found
+
+
+def has_own_state(value: object) -> bool:
+    """Whether an object, such as an attribute of a module, is of a class of the script that nobody else looks at."""
+    return _is_of_script(type(value)) and not isinstance(value, (torch.Tensor, *_KNOWN))
+
+
+def _is_of_script(kind: type) -> bool:
+    return is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
 
 
 def _items(value: object) -> Iterable[tuple[str, object]]:

@@ -23,10 +23,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from cluster_ddp.errors import CheckpointError, counted, first_of
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state, shard_iterators
-from cluster_ddp.runtime.checkpoint.exactness.module_settings import ModuleSettings
+from cluster_ddp.runtime.checkpoint.exactness.first_batch import FirstBatch
+from cluster_ddp.runtime.checkpoint.exactness.module_settings import OF_TORCH, ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
 from cluster_ddp.runtime.checkpoint.exactness.part_states import PartStates
-from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState
+from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState, has_own_state
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.checkpoint.parts import ScriptVariables
 from cluster_ddp.runtime.collectives import Meter
@@ -64,6 +65,11 @@ _OF_SCRIPT = (
     "if the training depends on that, keep it in a part: kept = types.SimpleNamespace(best=0.0), then kept.best, and "
     "Checkpointer(world, …, kept=kept)"
 )
+_OF_ARRAYS = (
+    "make them before the Checkpointer, which loads the weights; or keep them in a part: "
+    "kept = types.SimpleNamespace(center=center)"
+)
+_OF_FLAG = "let the checkpoint have the flag: register_buffer('is_initialized', torch.tensor(False))"
 _OF_ZIP = "take the rest of them: zip(shard, values[shard.step + 1 :])"
 _OF_GENERATOR = "draw them without a generator of its own: torch.rand, numpy.random, random"
 _AS_MADE = "No checkpoint has that: a resume begins with what the script makes."
@@ -99,6 +105,8 @@ class Unsaved:
         )  # this object would never be freed
         self._told: set[str] = set()
         self._has_told_attributes = self._has_told_replaced = False
+        self._arrays_of_run: Mapping[str, str] | None = None
+        self._first_batch: FirstBatch | None = None
 
     @property
     def optimizer_steps(self) -> int:
@@ -125,9 +133,38 @@ class Unsaved:
                 found = f"{type(optimizer).__name__} has another parameter group since the Checkpointer was made."
                 self._say(step, found, _OF_GROUPS, lost="A resume whose optimizer begins without it is refused.")
 
+    def resume(self, arrays: Mapping[str, str]) -> None:
+        """Call it after a resume, before `begin`, with the `arrays` of the run."""
+        self._arrays_of_run = arrays
+
+    def begin(self) -> None:
+        """Call it when the loop begins, in it, on rank 0."""
+        self._script.begin(self._objects())
+        if self._arrays_of_run is not None:
+            self._first_batch = FirstBatch(self._modules)
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        """Digests of the arrays that the loop reads and no part has, as it began: for the checkpoint."""
+        return self._script.arrays if self._arrays_of_run is None else self._arrays_of_run
+
     def leave(self) -> None:
         """Call it when the loop has ended: its objects are not kept."""
         self._script.leave()
+        if self._first_batch is not None:
+            self._first_batch.leave()
+
+    def _tell_of_resume(self, step: int) -> None:
+        """Say what the script has made anew, and had made otherwise, or with other weights, when the run began."""
+        before, now = self._arrays_of_run or {}, self._script.arrays
+        if others := [place for place in sorted(before.keys() & now.keys()) if before[place] != now[place]]:
+            found = f"arrays that the loop reads were others when the training began: {first_of(others)}."
+            self._say(step, found, _OF_ARRAYS, lost="The script has made them anew.")
+        if self._first_batch is not None and self._first_batch.written:
+            found = (
+                f"modules have initialized themselves again after the resume: {first_of(self._first_batch.written)}."
+            )
+            self._say(step, found, _OF_FLAG, lost="Their weights are not those of the checkpoint.")
 
     def tell(self, step: int) -> None:
         """Say what this step's checkpoint lacks, each once. Call it on rank 0, when its device has done its work."""
@@ -181,8 +218,9 @@ class Unsaved:
         if self._looks > _LOOKS:
             return
         self._look_at_data(step)
+        self._tell_of_resume(step)
         objects = objects_of(torch.nn.Module, LRScheduler, GradScaler, _BaseDataLoaderIter, Meter, GeneratorType)
-        if carried := self._script.look(self._hooks(), shard_iterators.frames(objects, self._shards)):
+        if carried := self._script.look(self._objects(), shard_iterators.frames(objects, self._shards)):
             found = f"the script carries variables from step to step: {', '.join(carried)}."
             self._say(step, found, _OF_SCRIPT, lost=_AS_MADE, level=logging.WARNING)
         if not self._buffers:
@@ -245,20 +283,26 @@ class Unsaved:
                 if key not in saved and buffer.nbytes <= _SMALL_BYTES:
                     yield f"{name}.{key}", buffer
 
-    def _hooks(self) -> dict[str, object]:
-        """The functions that modules, parameters and optimizers among the parts call, by words for them."""
+    def _objects(self) -> dict[str, object]:
+        """The functions that modules, parameters and optimizers among the parts call, by words for them.
+
+        And the objects in the attributes of modules.
+        """
         found: list[tuple[str, object]] = []
+        inside: dict[str, object] = {}
         for name, part in self._modules.items():
             for path, module in part.named_modules():
                 hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
                 of_parameters = [one._backward_hooks for one in module.parameters(recurse=False) if one._backward_hooks]
                 place = ".".join(filter(None, (name, path)))
                 found += [(place, hook) for some in (*hooks, *of_parameters) for hook in some.values()]
+                inside |= {f"{place}.{key}": one for key, one in vars(module).items() if key not in OF_TORCH}
         for name, part in self._parts.items():
             if isinstance(part, torch.optim.Optimizer):
                 of_steps = [*part._optimizer_step_pre_hooks.values(), *part._optimizer_step_post_hooks.values()]
                 found += [(name, hook) for hook in of_steps]
-        return {f"{place}'s hook {getattr(hook, '__name__', type(hook).__name__)}": hook for place, hook in found}
+        hooks_by_words = {f"{place}'s hook {getattr(one, '__name__', type(one).__name__)}": one for place, one in found}
+        return hooks_by_words | {place: one for place, one in inside.items() if has_own_state(one)}
 
     def _saved_modules(self) -> Iterator[torch.nn.Module]:
         """The modules among what is saved, in it, and in its attributes."""
@@ -298,9 +342,13 @@ class Unsaved:
 
 
 def _with_attributes(saved: Iterable[object]) -> Iterator[object]:
-    """What is saved, and its attributes."""
+    """What is saved, and its attributes, but not those of a module; and an optimizer's groups."""
     for one in saved:
-        yield from (one, *getattr(one, "__dict__", {}).values())
+        yield one
+        if not isinstance(one, torch.nn.Module):
+            yield from getattr(one, "__dict__", {}).values()
+        if isinstance(one, torch.optim.Optimizer):
+            yield from one.param_groups
 
 
 def _is_restored(saved: Iterable[object], shards: Iterable[BatchIterator], one: object) -> bool:

@@ -363,7 +363,7 @@ SAID = {
     keeps_numbers: [CARRIES.format("best, total, waited")],
     draws_itself: [CHANGES.format("fourth, one, other, third")],
     reads_another_iterator: [CARRIES.format("numbers")],
-    fills_containers: [CARRIES.format("means"), CHANGES.format("losses, options"), CHANGES.format("seen")],
+    fills_containers: [CARRIES.format("means"), CHANGES.format("losses, options, seen")],
     replaces_its_loss: [CARRIES.format("criterion, is_noisy")],
     has_objects_in_containers: [CHANGES.format("means['ce'].mean")],
     has_an_engine: [CHANGES.format("Engine.callbacks[1].mean")],

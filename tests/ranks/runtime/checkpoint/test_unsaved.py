@@ -701,7 +701,7 @@ def test_a_number_of_a_dataset_that_each_step_changes_and_a_resume_begins_again_
         data = Levels()
         vars(data).update(scale=1.0, of_all={"scale": 1.0})
         train_to(world, tmp_path / "run", data, steps, loop=changed)
-    name = {"falls": "dataset.scale", "in a dictionary": "dataset.of_all.scale"}.get(kind)
+    name = {"falls": "dataset.scale", "in a dictionary": "dataset.of_all['scale']"}.get(kind)
     words = "the dataset had other attributes before the resume"
     assert caplog.text.count(words) == (name is not None)
     assert name is None or f"{words}: {name} = 0." in caplog.text
@@ -726,5 +726,5 @@ def test_a_transform_and_a_tensor_in_a_dataset_are_looked_at(
     data = made()
     train_to(world, tmp_path / "run", data, 4, loop=change)
     train_to(world, tmp_path / "run", made(), 6)
-    said = {"transform": "dataset.transform.scale = 0.2.", "weights": "dataset.weights = "}
+    said = {"transform": "dataset.transform.scale = 0.2.", "weights": "dataset.weights."}
     assert caplog.text.count(f"before the resume: {said[changes]}") == 1
