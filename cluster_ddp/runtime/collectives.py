@@ -215,14 +215,15 @@ class Meter:
         self.world = world
         self.total, self.count = torch.zeros((), device=world.device), 0
 
-    def add(self, total: torch.Tensor, count: int) -> None:
+    def add(self, total: torch.Tensor | float, count: int) -> None:
         """Add a batch.
 
         Args:
-            total: the sum over it: one element, real, on a device of this rank.
+            total: the sum over it: a number, or one element, real, on a device of this rank.
             count: its number of samples.
         """
-        self.total, self.count = self.total + total.detach().to(self.total.device), self.count + count
+        total = torch.as_tensor(total).detach().to(self.total.device)
+        self.total, self.count = self.total + total, self.count + count
 
     def mean(self) -> float | None:
         """Return the mean over all ranks since the last reset; None without samples. A collective."""

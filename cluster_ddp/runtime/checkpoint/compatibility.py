@@ -22,6 +22,7 @@ _FORM: Mapping[str, Any] = {
     "position": {"steps": int, "epoch": int},
     "shards": list,
     "metrics_bytes": int,
+    "bests": {},
     "parts": {},
     "parameters": {},
     "devices": {},

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ class CheckpointFolder:
         """The newest checkpoint that is known to be undamaged."""
         self.writer = BackgroundWriter("checkpoint")
         checkpoint_file.import_all()
-        self._best: dict[str, tuple[float, int]] = {}  # the value, and the step of an earlier start's; else -1
+        self.bests: dict[str, tuple[float, int]] = {}
+        """The best values so far, by name, each with its step; after a resume, as they were at its checkpoint."""
+        self._in_files: dict[str, tuple[float, int]] = {}  # those of an earlier start, when they are first asked for
         self.failure = ""
         """Why the last save failed, in words; empty if it did not."""
         # The last write, and its path, which `finish` tries again if it has failed.
@@ -86,30 +89,46 @@ class CheckpointFolder:
         it returns True, the state is left out. `writer` raises its RunDirError and NonFiniteError. A `best` one
         replaces the one before.
         """
-        path, name = self.path / f"step-{step:08}.pt", None
+        path, name, before = self.path / f"step-{step:08}.pt", None, None
         if best is not None:
             name, value = best
-            self._best[name] = value, -1
-            path, state = self._best_path(name), {**state, "best": {name: value}}
-        self._begin(path, functools.partial(self._carry_out, path, state, first, shards, name))
+            before = self.bests.get(name)
+            self.bests[name] = value, step
+            path, state = self._best_path(name), {**state, "best": {name: value}, "bests": {**self.bests}}
+        self._begin(path, functools.partial(self._carry_out, path, state, first, shards, name, before))
 
     def best(self, name: str) -> float | None:
         """Return the value of the best checkpoint by that name; None without one. A damaged one is logged."""
-        path = self._best_path(name)
-        if name not in self._best and path.exists():
+        if name not in self._in_files:
+            self._in_files[name] = math.nan, -1
+            path = self._best_path(name)
             try:
                 saved = checkpoint_file.read(path)
-                self._best[name] = saved["best"][name], saved["position"]["steps"]
+                self._in_files[name] = saved["best"][name], saved["position"]["steps"]
             except (DamagedError, KeyError, OSError) as error:
-                log.warning("The best checkpoint %s can't be used: %s. The next one replaces it.", path, error)
-        return self._best[name][0] if name in self._best else None
+                self.bests.pop(name, None)
+                if path.exists():
+                    log.warning("The best checkpoint %s can't be used: %s. The next one replaces it.", path, error)
+        return self.bests[name][0] if name in self.bests else None
 
     def is_best_again(self, name: str, value: float, step: int) -> bool:
         """Whether an earlier start has saved that checkpoint at this step, once: a resume runs the evaluation again."""
-        is_again = self.best(name) == value and self._best[name][1] == step
+        is_again = self._in_files.get(name) == (value, step)
         if is_again:
-            self._best[name] = value, -1
+            self.bests[name], self._in_files[name] = (value, step), (math.nan, -1)
         return is_again
+
+    def resume(self, bests: Mapping[str, Sequence[Any]], checkpoint: Path, steps: int) -> list[str]:
+        """Begin with the best values of a checkpoint of this folder, of so many steps. Returns what to say of files."""
+        self.bests = {name: (value, step) for name, (value, step) in bests.items()}
+        saved_s, said = checkpoint.stat().st_mtime, []
+        for path in sorted(self.path.glob("best-*.pt")):
+            with contextlib.suppress(DamagedError, KeyError, OSError):
+                is_newer = path.stat().st_mtime >= saved_s
+                step = checkpoint_file.read(path)["position"]["steps"] if is_newer else 0
+                if step > steps:
+                    said.append(f"{path.name} is of step {step}, which is trained again: do not load it before that")
+        return said
 
     def note_failure(self, words: str) -> None:
         """Record in words that a state could not be saved, so that no earlier save is tried again."""
@@ -144,13 +163,14 @@ class CheckpointFolder:
         first: Callable[[], object],
         shards: ShardSave | None,
         best: str | None,
+        before: tuple[float, int] | None,
     ) -> None:
-        """Write a checkpoint, in the background: one more step's, or the best one by that name."""
+        """Write a checkpoint, in the background: one more step's, or the best one by that name, after another one."""
         is_written = self._write(path, state, first, shards)
         if is_written and best is None:
             self._note_newest(path)
         if not is_written and best is not None:
-            self._best.pop(best, None)
+            self.bests = {name: value for name, value in {**self.bests, best: before}.items() if value is not None}
         if not self.failure:
             self._last = None  # it refers to the state, and `first` to all that the training has
         reserve_descriptors()

@@ -56,7 +56,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     if complaint := state.complaint(saved):
         hint = f"give this training its own run directory (--run-dir PATH), or {compatibility.START_ANEW}"
         raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
-    metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
+    metrics_bytes, bests, differences = saved["metrics_bytes"], saved["bests"], state.differences(saved)
     saved_by = saved["saved_by"] if is_own else {}
     is_finished = is_own and bool(saved["position"].get("finished"))  # another run's end is a beginning
     shards = SavedPieces(path, saved)
@@ -70,6 +70,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     if is_own:
         with run_dir.written():
             run_dir.continue_metrics(metrics_bytes)
+        differences += folder.resume(bests, path, state.steps) if world.is_main else []
     _note_start(state, run_dir, saved_by)
     lines = [f"Resuming from {path}: {state.place_in_words()}", *differences]
     if any(shard.seen for shard in state.shards):

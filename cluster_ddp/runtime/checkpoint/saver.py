@@ -136,7 +136,7 @@ class Saver:
         """Let the copy have the records that were logged since it was made, and begin to write it if that is due."""
         held, self._held = self._held, ""
         if held and self._copied is not None and self.world.is_main:
-            self._copied["metrics_bytes"] = self.run_dir.metrics_bytes
+            self._copied |= self._so_far()
         if held == "write":
             self._write_copy()
 
@@ -243,6 +243,13 @@ class Saver:
             last = "none was saved" if good is None else f"the last finite one is of step {step_of(good)}: {good}"
             log.error("The training ends with NaN or Inf at step %d, which is not saved; %s", self.state.steps, last)
 
+    def _so_far(self) -> dict[str, Any]:
+        """What the checkpoint has of other files: the length of metrics.jsonl, and the best values."""
+        return {
+            "metrics_bytes": self.run_dir.metrics_bytes if self.world.is_main else 0,
+            "bests": {**self.folder.bests},
+        }
+
     def _has_copy(self) -> bool:
         return self._copied is not None and self._copied["position"]["steps"] == self.state.steps
 
@@ -253,7 +260,7 @@ class Saver:
             return
         self._copied = None
         try:
-            copied = self.state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes if self.world.is_main else 0)
+            copied = self.state.copy(ranks, **self._so_far())
             error = ""
         except CheckpointError as raised:  # a part's state has something new that can't be saved
             copied, error = None, str(raised)

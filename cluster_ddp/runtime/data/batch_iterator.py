@@ -133,6 +133,11 @@ class BatchIterator(ABC):
         """Return the places of random number generators that the data have themselves, and no checkpoint."""
         return []
 
+    @property
+    def collate_fn(self) -> object:
+        """What the script gave to make batches of samples; None if it gave nothing."""
+        return None
+
     @abstractmethod
     def resume_at(self, epoch: int, place: Mapping[str, Any], of_ranks: Sequence[Any]) -> None:
         """Let the next pass start in an epoch at a saved place, with `place_of_rank` of each rank that saved it.

@@ -73,6 +73,8 @@ class Loader:
         if isinstance(dataset, ResidentSet):
             options.setdefault("collate_fn", as_it_is)
         self._dataset, self._attributes = dataset, attributes(dataset)
+        self.collate_fn = options.get("collate_fn")
+        """What the script gave to make batches of samples; None if it gave nothing."""
         if workers:
             dataset = _SeededInWorkers(dataset)
         self._make = functools.partial(DataLoader, dataset, batch_sampler=batches, **options)

@@ -27,13 +27,13 @@ _SET_AGAIN = (
 )
 
 
-def attributes(dataset: object) -> dict[str, object]:
-    """Return the attributes of a dataset, and of the datasets in them as in a Subset's, by their places.
+def attributes(dataset: object, name: str = "dataset") -> dict[str, object]:
+    """Return the attributes of a dataset, and of the datasets in them as in a Subset's, by their places: `name` first.
 
     Of another object in them, such as a transform, only the plain ones.
     """
     found: dict[str, object] = {}
-    left, seen = {"dataset": dataset}, set[int]()
+    left, seen = {name: dataset}, set[int]()
     while left:
         prefix, one = left.popitem()
         if id(one) in seen:
@@ -111,11 +111,7 @@ class PlainAttributes:
 
     def generators(self) -> list[str]:
         """Return the places of random number generators in the dataset, and in the objects in it as a transform."""
-        found = set[str]()
-        for place, value in attributes(self._dataset).items():
-            inner = _own(place, value) if not isinstance(value, type) else {}
-            found |= {name for name, one in {place: value, **inner}.items() if isinstance(one, rng.GENERATORS)}
-        return sorted(found)
+        return generators("dataset", self._dataset)
 
     def _is_new_item(self, place: str) -> bool:
         """Whether it is one that a dictionary had not at first, as that of a cache grows."""
@@ -125,6 +121,15 @@ class PlainAttributes:
     def _now(dataset: object) -> dict[str, Any]:
         found = {place: _plain(value) for place, value in attributes(dataset).items()}
         return {place: value for place, value in found.items() if value is not None}
+
+
+def generators(name: str, owner: object) -> list[str]:
+    """Return the places of random number generators in an object by that name, and in the objects in it."""
+    found = set[str]()
+    for place, value in attributes(owner, name).items():
+        inner = _own(place, value) if not isinstance(value, type) else {}
+        found |= {inside for inside, one in {place: value, **inner}.items() if isinstance(one, rng.GENERATORS)}
+    return sorted(found)
 
 
 def _plain(value: object) -> object:

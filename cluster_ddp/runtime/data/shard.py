@@ -19,6 +19,7 @@ from torch.utils.data import Sampler
 
 from cluster_ddp.errors import DataError, counted
 from cluster_ddp.runtime import rng
+from cluster_ddp.runtime.data import dataset_attributes
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.data.dataset_attributes import PlainAttributes
 from cluster_ddp.runtime.failure import last_progress
@@ -209,9 +210,14 @@ class Shard(BatchIterator):
         self.batches.epoch, self._resume_at = epoch, (step, seen)
         self.step, self.seen, self._update_start, self._update_samples = step - 1, seen, seen, 0
 
+    @property
+    def collate_fn(self) -> object:
+        """What the script gave to make batches of samples; None if it gave nothing."""
+        return getattr(self._source, "collate_fn", None)
+
     def own_generators(self) -> list[str]:
-        """Return the places of random number generators in the dataset."""
-        return self._attributes.generators()
+        """Return the places of random number generators in the dataset, and in what makes batches of its samples."""
+        return [*self._attributes.generators(), *dataset_attributes.generators("collate_fn", self.collate_fn)]
 
     def resume_at(self, epoch: int, place: Mapping[str, Any], of_ranks: Sequence[Any]) -> None:
         """Do the same as `resume`, from a place in a checkpoint."""

@@ -31,6 +31,7 @@ _DEPTH = 5  # of objects in objects
 _MOST_ITEMS, _LOOKED_AT = 100, 4  # arrays of a container, of a module
 _MOST_OBJECTS, _MOST_FUNCTIONS = 1000, 100
 # Others say whether these change; and a file is an iterator, too.
+_ARRAYS = torch.Tensor, np.ndarray
 _KNOWN = torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler, Dataset, IOBase
 Contents = dict[str, object]
 
@@ -40,7 +41,7 @@ class ScriptState:
 
     def __init__(self, is_saved: Callable[[object], bool]) -> None:
         self._is_saved = is_saved
-        self._read: dict[str, Any] = {}
+        self._read: dict[str, tuple[str, Any]] = {}  # its place in words, and a value
         self._before: dict[str, Contents] = {}
         self._told: set[str] = set()
         self.arrays: dict[str, str] = {}
@@ -53,9 +54,9 @@ class ScriptState:
         for loop, values in _around(sys._getframe(1)):
             for name in sorted(loop.constant & values.keys()):
                 place = type(values[name]).__name__ if name == "self" else name
-                with contextlib.suppress(Exception):  # as below
-                    for where, array in self._arrays(place, values[name], _DEPTH, seen):
-                        self.arrays[where] = hashlib.sha256(repr(array).encode()).hexdigest()
+                for where, one in self._leaves(place, values[name], seen):
+                    if (content := content_of(one) if isinstance(one, _ARRAYS) else None) is not None:
+                        self.arrays[where] = hashlib.sha256(repr(content).encode()).hexdigest()
 
     def look(self, functions: Mapping[str, object], generators: Sequence[FrameType]) -> list[str]:
         """Return the variables and the iterators that the loop around this call carries; note what else it reads.
@@ -64,21 +65,23 @@ class ScriptState:
         and at the frames of generators that the batches come through.
         """
         carried = dict[str, None]()
-        self._read |= functions
+        seen = set[int]()
+        self._read |= {name: (name, one) for name, one in functions.items()}
         inside = [found for frame in generators for found in _around(frame)]
         for loop, values in [*_around(sys._getframe(1)), *inside]:
             names = sorted(loop.read & values.keys())
             read = {name: values[name] for name in names if not isinstance(values[name], PLAIN)}
             variables = sorted(loop.carried & values.keys())
             carried |= dict.fromkeys(name for name in variables if not self._is_ours(values[name]))
-            iterators = [name for name, one in read.items() if isinstance(one, Iterator) and not self._is_known(one)]
-            carried |= dict.fromkeys(iterators)
             for name, one in read.items():
-                name = type(one).__name__ if name == "self" else name
+                place = type(one).__name__ if name == "self" else name
+                leaves = self._leaves(place, one, seen)
+                carried |= dict.fromkeys(where for where, leaf in leaves if isinstance(leaf, Iterator))
                 one = type(one) if self._is_known(one) else one
-                if self._read.get(name) is not one:  # else it may have changed since the last look
-                    self._read[name] = one
-                    self._before.pop(name, None)
+                key = f"self of {place}" if name == "self" else name
+                if key not in self._read or self._read[key][1] is not one:  # else it may have changed since then
+                    self._read[key] = place, one
+                    self._before.pop(key, None)
         self._before = self._now() | self._before
         return [*carried]
 
@@ -102,9 +105,9 @@ class ScriptState:
         """What each name has."""
         found: dict[str, Contents] = {}
         seen = set[int]()
-        for name, value in self._read.items():
+        for name, (place, value) in self._read.items():
             with contextlib.suppress(Exception):  # another thread changes it; or its own class raises anything
-                found[name] = self._inside(name, value, _DEPTH, seen)
+                found[name] = self._inside(place, value, _DEPTH, seen)
         return found
 
     def _inside(self, place: str, value: Any, depth: int, seen: set[int]) -> Contents:
@@ -120,7 +123,9 @@ class ScriptState:
         is_of_script = _is_of_script(kind)
         of_class = vars(kind) if is_of_script else {}
         found: Contents = {
-            f"{kind.__name__}.{name}": one for name, one in of_class.items() if type(one) in (int, float)
+            f"{kind.__name__}.{name}": repr(one)
+            for name, one in of_class.items()
+            if isinstance(one, PLAIN) and not name.startswith("__")
         }
         if value is kind or self._is_known(value):
             return found
@@ -140,23 +145,23 @@ class ScriptState:
             found |= self._inside(place + key, one, depth - 1, seen)
         return found
 
-    def _arrays(self, place: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, object]]:
-        """The contents of small tensors and arrays in a value, by their places; of a module, of its first ones."""
+    def _leaves(self, place: str, value: Any, seen: set[int], depth: int = _DEPTH) -> list[tuple[str, object]]:
+        """The tensors, arrays and iterators in a value, by their places; of another module, its first tensors."""
         if id(value) in seen or not depth or len(seen) > _MOST_OBJECTS or self._is_ours(value):
-            return
+            return []
         seen.add(id(value))
-        if isinstance(value, torch.Tensor | np.ndarray):
-            if (content := content_of(value)) is not None:
-                yield place, content
-        elif isinstance(value, torch.nn.Module):
-            for name, one in itertools.islice(value.state_dict().items(), _LOOKED_AT):
-                yield from self._arrays(f"{place}.{name}", one, depth - 1, seen)
-        elif isinstance(value, dict | list | tuple):
-            for key, one in itertools.islice(_items(value), _MOST_ITEMS):
-                yield from self._arrays(place + key, one, depth - 1, seen)
-        elif not self._is_known(value) and _is_of_script(type(value)):
-            for key, one in _attributes(value).items():
-                yield from self._arrays(place + key, one, depth - 1, seen)
+        if isinstance(value, _ARRAYS) or (isinstance(value, Iterator) and not self._is_known(value)):
+            return [(place, value)]
+        found: list[tuple[str, object]] = []
+        with contextlib.suppress(Exception):  # as above
+            inside: Iterable[tuple[str, object]] = _attributes(value).items() if has_own_state(value) else ()
+            if isinstance(value, torch.nn.Module):
+                inside = [(f".{name}", one) for name, one in itertools.islice(value.state_dict().items(), _LOOKED_AT)]
+            elif isinstance(value, dict | list | tuple):
+                inside = itertools.islice(_items(value), _MOST_ITEMS)
+            for key, one in inside:
+                found += self._leaves(place + key, one, seen, depth - 1)
+        return found
 
     def _is_known(self, value: object) -> bool:
         return isinstance(value, _KNOWN) or self._is_ours(value)
@@ -192,6 +197,13 @@ def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, An
             if len(looked_at) < _MOST_FUNCTIONS and (of_it := loop_variables.of_function(function)) is not None:
                 found.append((of_it, function.__globals__))
     return found
+
+
+def classes_of_script() -> dict[str, type]:
+    """Return the classes of the script and its modules, by words: what one has as an attribute, a step may change."""
+    modules = [one for one in [*sys.modules.values()] if is_users(getattr(one, "__file__", None) or "<")]
+    values = [value for module in modules for value in [*vars(module).values()]]
+    return {f"class {one.__name__}": one for one in values if isinstance(one, type) and _is_of_script(one)}
 
 
 def has_own_state(value: object) -> bool:

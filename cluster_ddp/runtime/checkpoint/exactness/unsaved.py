@@ -27,7 +27,7 @@ from cluster_ddp.runtime.checkpoint.exactness.first_batch import FirstBatch
 from cluster_ddp.runtime.checkpoint.exactness.module_settings import OF_TORCH, ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
 from cluster_ddp.runtime.checkpoint.exactness.part_states import PartStates
-from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState, has_own_state
+from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState, classes_of_script, has_own_state
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.checkpoint.parts import ScriptVariables
 from cluster_ddp.runtime.collectives import Meter
@@ -286,7 +286,7 @@ class Unsaved:
     def _objects(self) -> dict[str, object]:
         """The functions that modules, parameters and optimizers among the parts call, by words for them.
 
-        And the objects in the attributes of modules.
+        And the objects in the attributes of modules, what makes batches of samples, and the script's classes.
         """
         found: list[tuple[str, object]] = []
         inside: dict[str, object] = {}
@@ -302,7 +302,10 @@ class Unsaved:
                 of_steps = [*part._optimizer_step_pre_hooks.values(), *part._optimizer_step_post_hooks.values()]
                 found += [(name, hook) for hook in of_steps]
         hooks_by_words = {f"{place}'s hook {getattr(one, '__name__', type(one).__name__)}": one for place, one in found}
-        return hooks_by_words | {place: one for place, one in inside.items() if has_own_state(one)}
+        own = {place: one for place, one in inside.items() if has_own_state(one)}
+        numbered = enumerate(self._shards, start=1)
+        collating = {f"collate_fn of shard {n}": one for n, shard in numbered if (one := shard.collate_fn) is not None}
+        return {**hooks_by_words, **own, **collating, **classes_of_script()}
 
     def _saved_modules(self) -> Iterator[torch.nn.Module]:
         """The modules among what is saved, in it, and in its attributes."""

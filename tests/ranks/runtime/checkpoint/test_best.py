@@ -80,6 +80,29 @@ def test_an_evaluation_that_a_resume_runs_again_is_the_best_again(world: World, 
     assert weight_of(tmp_path / "checkpoints" / "best-accuracy.pt") == 4
 
 
+def test_the_best_one_of_steps_that_are_trained_again_is_not_the_best_of_now(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a start that was killed behind its newest checkpoint."""
+
+    def train(values: list[float], last: int) -> list[bool]:
+        model = world.wrap(torch.nn.Linear(1, 1))
+        checkpoint = Checkpointer(world, run_dir=tmp_path, every="2steps", model=model)
+        found = []
+        for done in checkpoint.until(4):
+            checkpoint.step()
+            found.append(checkpoint.best("loss", values[done], mode="min"))
+            checkpoint._saver.wait()
+            if done + 1 == last:
+                break
+        return found
+
+    assert train([0.5, 0.4, 0.3], last=3) == [True, True, True]
+    assert train([9.0, 9.0, 0.35, 0.36], last=0) == [True, False]
+    assert "best-loss.pt is of step 3, which is trained again: do not load it before that" in capsys.readouterr().out
+    assert checkpoint_file.read(tmp_path / "checkpoints" / "best-loss.pt")["best"] == {"loss": 0.35}
+
+
 def test_a_damaged_best_one_is_replaced(world: World, tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
     train(world, tmp_path, [0.9])
     best = tmp_path / "checkpoints" / "best-accuracy.pt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +94,7 @@ class Trainer:
         self.model = self.modules()
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
         self.before()
-        shard = self.shard = world.shard(self.data, batch_size=4, shuffle_seed=1)
+        shard = self.shard = world.shard(self.data, batch_size=4, shuffle_seed=1, **self.options())
         given: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, **self.parts()}
         self.checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=run_dir, every="1steps", **given)
         self.after()
@@ -104,6 +105,9 @@ class Trainer:
 
     def before(self) -> None:
         """What it makes before its Checkpointer."""
+
+    def options(self) -> dict[str, Any]:
+        return {}
 
     def parts(self) -> dict[str, Any]:
         return {}
@@ -141,6 +145,40 @@ class DividesByTheFirstLoss(Trainer):
 
     def loss(self, x: torch.Tensor) -> torch.Tensor:
         return self.balance(super().loss(x))
+
+
+class ReadsAnIterator(Trainer):
+    def before(self) -> None:
+        self.unlabelled = itertools.cycle([1.0, 2.0])
+
+    def in_step(self) -> None:
+        next(self.unlabelled)
+
+
+class Reverse:
+    strength = 0.0
+
+
+class SetsAnAttributeOfAClass(Trainer):
+    def before(self) -> None:
+        Reverse.strength = 0.0
+
+    def in_step(self) -> None:
+        Reverse.strength += 0.1
+
+
+class Collate:
+    def __init__(self) -> None:
+        self.batches, self.generator = 0, torch.Generator().manual_seed(1)
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        self.batches += 1
+        return torch.stack(samples) + torch.rand((), generator=self.generator)
+
+
+class CollatesByAnObject(Trainer):
+    def options(self) -> dict[str, Any]:
+        return {"collate_fn": Collate()}
 
 
 class HasAnObjectInItsModel(Trainer):
@@ -213,6 +251,9 @@ class ReplacesItsTransform(Trainer):
 
 SAID: dict[type[Trainer], str] = {
     DividesByTheFirstLoss: "objects of the script change: DividesByTheFirstLoss.balance.first.",
+    ReadsAnIterator: "the script carries variables from step to step: ReadsAnIterator.unlabelled.",
+    SetsAnAttributeOfAClass: "objects of the script change: Reverse.strength.",
+    CollatesByAnObject: "objects of the script change: collate_fn of shard 1.batches, collate_fn of shard 1.generator.",
     HasAnObjectInItsModel: "objects of the script change: model.running.mean.",
     NotesAtItsParameters: "attributes of modules change: model.0.weight.norms, model.0.bias.norms.",
     ReplacesAFunction: "attributes of modules had other values before the resume: model.activation = 'a softplus'.",
@@ -225,7 +266,7 @@ SAID: dict[type[Trainer], str] = {
 
 
 @pytest.mark.parametrize("trainer", SAID)
-def test_what_a_resume_makes_otherwise_is_named(
+def test_what_a_script_keeps_or_makes_anew_is_named(
     trainer: type[Trainer], world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer(world, tmp_path / "run", FIRST)

@@ -387,6 +387,7 @@ def test_planted_code_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "identity": {},
         "shards": [],
         "metrics_bytes": 0,
+        "bests": {},
         "parameters": {},
         "devices": {},
     }
