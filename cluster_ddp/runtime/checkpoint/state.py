@@ -164,7 +164,7 @@ class TrainingState:
             "meters": self._of_meters(),
             "settings": self._settings.changed(),
             "first_settings": [*self._settings.first_steps.of_run],
-            "arrays": dict(self.unsaved.arrays),
+            "arrays": dict(self.unsaved.anew.arrays),
             "shards": [shard.place_of_rank() for shard in self.shards],
             "differing": differing,
             "data": [place["fingerprint"] for place in self._places() if "stream" not in place],  # those may differ
@@ -257,7 +257,7 @@ class TrainingState:
         mine = of_ranks[self.world.rank if same_size else 0]
         self._settings.load(mine["settings"])
         self._settings.first_steps.resume(mine["first_settings"], inside=self._is_inside or not self.shards)
-        self.unsaved.resume(mine["arrays"] if same_size else {})
+        self.unsaved.anew.resume(mine["arrays"] if same_size else {})
 
     def restore_rng(self) -> None:
         """Set this rank's random number generators to the loaded state, once after each load."""

@@ -4,7 +4,7 @@ optimizer_state      loading the state of an optimizer without a cast, for param
 module_settings      which parameters train, and numbers in the attributes of modules
 part_states          counts, tensors and optimizers in parts that their state_dict() lacks
 script_state         variables and objects that the script keeps
-first_batch          modules that initialize their weights from the first batch
+made_anew            what a script makes anew after a resume, and otherwise than at first
 loop_variables       which variables a loop carries, by its source
 shard_iterators      what takes a shard's batches on their way to the loop
 other_modules        modules that change and are no part

@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from cluster_ddp.errors import CheckpointError, counted, first_of
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state, shard_iterators
-from cluster_ddp.runtime.checkpoint.exactness.first_batch import FirstBatch
+from cluster_ddp.runtime.checkpoint.exactness.made_anew import MadeAnew
 from cluster_ddp.runtime.checkpoint.exactness.module_settings import OF_TORCH, ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
 from cluster_ddp.runtime.checkpoint.exactness.part_states import PartStates
@@ -105,8 +105,8 @@ class Unsaved:
         )  # this object would never be freed
         self._told: set[str] = set()
         self._has_told_attributes = self._has_told_replaced = False
-        self._arrays_of_run: Mapping[str, str] | None = None
-        self._first_batch: FirstBatch | None = None
+        self.anew = MadeAnew(self._modules, self._script)
+        """What the script makes anew after a resume."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -133,37 +133,23 @@ class Unsaved:
                 found = f"{type(optimizer).__name__} has another parameter group since the Checkpointer was made."
                 self._say(step, found, _OF_GROUPS, lost="A resume whose optimizer begins without it is refused.")
 
-    def resume(self, arrays: Mapping[str, str]) -> None:
-        """Call it after a resume, before `begin`, with the `arrays` of the run."""
-        self._arrays_of_run = arrays
-
     def begin(self) -> None:
         """Call it when the loop begins, in it, on rank 0."""
         self._script.begin(self._objects())
-        if self._arrays_of_run is not None:
-            self._first_batch = FirstBatch(self._modules)
-
-    @property
-    def arrays(self) -> Mapping[str, str]:
-        """Digests of the arrays that the loop reads and no part has, as it began: for the checkpoint."""
-        return self._script.arrays if self._arrays_of_run is None else self._arrays_of_run
+        self.anew.begin()
 
     def leave(self) -> None:
         """Call it when the loop has ended: its objects are not kept."""
         self._script.leave()
-        if self._first_batch is not None:
-            self._first_batch.leave()
+        self.anew.leave()
 
     def _tell_of_resume(self, step: int) -> None:
-        """Say what the script has made anew, and had made otherwise, or with other weights, when the run began."""
-        before, now = self._arrays_of_run or {}, self._script.arrays
-        if others := [place for place in sorted(before.keys() & now.keys()) if before[place] != now[place]]:
+        """Say what the script has made otherwise than when the training began."""
+        if others := self.anew.others():
             found = f"arrays that the loop reads were others when the training began: {first_of(others)}."
             self._say(step, found, _OF_ARRAYS, lost="The script has made them anew.")
-        if self._first_batch is not None and self._first_batch.written:
-            found = (
-                f"modules have initialized themselves again after the resume: {first_of(self._first_batch.written)}."
-            )
+        if flags := self.anew.initialized():
+            found = f"modules have initialized themselves again after the resume: {first_of(flags)}."
             self._say(step, found, _OF_FLAG, lost="Their weights are not those of the checkpoint.")
 
     def tell(self, step: int) -> None:
