@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections import deque
@@ -49,7 +50,10 @@ def attributes(dataset: object, name: str = "dataset") -> dict[str, object]:
 
 
 def _own(prefix: str, owner: object) -> dict[str, object]:
-    """The attributes of an object; of a small dictionary, what it has."""
+    """The attributes of an object; of a small dictionary, what it has; of a partial function, its arguments."""
+    if isinstance(owner, functools.partial):
+        arguments: dict[object, object] = dict(enumerate(owner.args))
+        owner = arguments | owner.keywords
     if isinstance(owner, dict):
         return {f"{prefix}[{key!r}]": value for key, value in owner.items()} if len(owner) <= _MOST_ITEMS else {}
     return {f"{prefix}.{name}": value for name, value in getattr(owner, "__dict__", {}).items()}
@@ -121,6 +125,12 @@ class PlainAttributes:
     def _now(dataset: object) -> dict[str, Any]:
         found = {place: _plain(value) for place, value in attributes(dataset).items()}
         return {place: value for place, value in found.items() if value is not None}
+
+
+def kept(name: str, owner: object) -> dict[str, object]:
+    """Return what lists, small tensors and arrays in an object by that name have, to be compared, by their places."""
+    found = {place: _plain(value) for place, value in attributes(owner, name).items()}
+    return {place: value for place, value in found.items() if isinstance(value, bytes | list)}
 
 
 def generators(name: str, owner: object) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -17,10 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
+from cluster_ddp.errors import DataError, first_of
 from cluster_ddp.runtime import rng
+from cluster_ddp.runtime.data import dataset_attributes
 from cluster_ddp.runtime.data.data_loader import protected_start
 from cluster_ddp.runtime.data.uneven_inputs import Split, digest, samples_in
 from cluster_ddp.runtime.rng import stream_seed
+
+log = logging.getLogger("cluster_ddp")
 
 _CPU = (torch.device("cpu"),)
 
@@ -98,6 +103,8 @@ class StreamReader(Dataset[Record]):
         self._has_loaded_end = False
         self._rng: Any = None
         self._iterator: Iterator[Any] = iter(())
+        self._made: dict[str, object] | None = None
+        self._has_told = False
 
     def __getitem__(self, order: Order) -> Record:
         """Return the batch that an order asks for."""
@@ -141,13 +148,36 @@ class StreamReader(Dataset[Record]):
         self._load(start)
         if start.is_ended:
             return
+        left = {} if self.has_state else self._left_over()
         self._open(seed)
+        if left:
+            self._iterator = self._telling(self._iterator, left)
         self._position = self._origin = start.seen
         self._ahead: list[Any] = []
         if start.state is None:
             self._skip(start.seen)
         elif start.seen:
             rng.restore(pickle.loads(start.state)["rng"], _CPU)
+
+    def _left_over(self) -> dict[str, object]:
+        """The lists and arrays of the iterable that another pass has left in it, by their places."""
+        kept = dataset_attributes.kept("iterable", self.iterable)
+        self._made = kept if self._made is None else self._made
+        values = dataset_attributes.attributes(self.iterable, "iterable")
+        return {place: values[place] for place in kept if kept[place] != self._made.get(place)}
+
+    def _telling(self, items: Iterator[Any], left: dict[str, object]) -> Iterator[Any]:
+        """Say once if the iterable begins with what is left, and does not put it aside: a resume begins without it."""
+        for item in items:
+            now = dataset_attributes.attributes(self.iterable, "iterable") if left else {}
+            taken, left = [place for place, value in left.items() if now.get(place) is value], {}
+            if taken and not self._has_told and self.rank == self._worker == 0:
+                self._has_told = True
+                found = f"it begins with what the epoch before has left, which no checkpoint has: {first_of(taken)}."
+                hint = "begin each pass without that; or give it state_dict() and load_state_dict(state)"
+                error = DataError(f"Reading epoch {self._epoch + 1} of a stream:", found, hint)
+                log.error("%s\nTraining continues.", error)
+            yield item
 
     def _load(self, start: Start) -> None:
         if not self.has_state:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable
@@ -181,6 +182,15 @@ class CollatesByAnObject(Trainer):
         return {"collate_fn": Collate()}
 
 
+def collate(samples: list[torch.Tensor], generator: torch.Generator) -> torch.Tensor:
+    return torch.stack(samples) + torch.rand((), generator=generator)
+
+
+class CollatesByAPartial(Trainer):
+    def options(self) -> dict[str, Any]:
+        return {"collate_fn": functools.partial(collate, generator=torch.Generator().manual_seed(1)), "num_workers": 1}
+
+
 class HasAnObjectInItsModel(Trainer):
     def modules(self) -> nn.Module:
         model = nn.Sequential(nn.Linear(2, 2))
@@ -254,6 +264,7 @@ SAID: dict[type[Trainer], str] = {
     ReadsAnIterator: "the script carries variables from step to step: ReadsAnIterator.unlabelled.",
     SetsAnAttributeOfAClass: "objects of the script change: Reverse.strength.",
     CollatesByAnObject: "objects of the script change: collate_fn of shard 1.batches, collate_fn of shard 1.generator.",
+    CollatesByAPartial: "collate_fn['generator'] draws random numbers, and is in no checkpoint.",
     HasAnObjectInItsModel: "objects of the script change: model.running.mean.",
     NotesAtItsParameters: "attributes of modules change: model.0.weight.norms, model.0.bias.norms.",
     ReplacesAFunction: "attributes of modules had other values before the resume: model.activation = 'a softplus'.",
