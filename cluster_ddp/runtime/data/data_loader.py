@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -25,12 +26,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from cluster_ddp import processes
-from cluster_ddp.errors import DataError, check_options, counted
+from cluster_ddp.errors import DataError, check_options, counted, first_of
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.data.dataset_attributes import are_same, attributes
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
 from cluster_ddp.runtime.rng import seed_all
+
+log = logging.getLogger("cluster_ddp")
 
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have workers
 MAX_WORKERS = 8
@@ -76,7 +79,10 @@ class Loader:
         self.collate_fn = options.get("collate_fn")
         """What the script gave to make batches of samples; None if it gave nothing."""
         if workers:
-            dataset = _SeededInWorkers(dataset)
+            is_told = batches.rank == 0
+            dataset = _SeededInWorkers(dataset, is_told=is_told)
+            if self.collate_fn is not None:
+                options["collate_fn"] = _CollatedInWorkers(self.collate_fn, is_told=is_told)
         self._make = functools.partial(DataLoader, dataset, batch_sampler=batches, **options)
         self._loader: DataLoader[Any] = self._make()
         self._device, self._ahead = device if to_device and is_gpu else None, bool(workers)
@@ -108,15 +114,53 @@ class _SeededInWorkers(Dataset[Any]):
     Otherwise they would depend on how many batches the worker has made since its start.
     """
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Dataset[Any], *, is_told: bool) -> None:
+        self.dataset, self._counts = dataset, _Counts("dataset", dataset, is_told=is_told)
 
     def __getitems__(self, indices: Indices) -> Any:
         if get_worker_info() is not None:
             seed_all(indices.seed)
         if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__(list(indices))
-        return [self.dataset[index] for index in indices]
+            items = self.dataset.__getitems__(list(indices))
+        else:
+            items = [self.dataset[index] for index in indices]
+        self._counts.look()
+        return items
+
+
+class _CollatedInWorkers:
+    """A collate_fn that is looked at."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], *, is_told: bool) -> None:
+        self._collate_fn, self._counts = collate_fn, _Counts("collate_fn", collate_fn, is_told=is_told)
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self._collate_fn(samples)
+        self._counts.look()
+        return batch
+
+
+class _Counts:
+    """The numbers in the attributes of an object by that name, in a worker's copy of it."""
+
+    def __init__(self, name: str, owner: object, *, is_told: bool) -> None:
+        self._name, self._owner, self._before = name, owner, self._now(name, owner)
+        self._looks = is_told
+
+    def look(self) -> None:
+        """Say, after the first batch of the first worker, which have changed by it."""
+        info = get_worker_info()
+        if not self._looks or (info is not None and info.id):
+            return
+        self._looks, now = False, self._now(self._name, self._owner)
+        if changed := [place for place, value in self._before.items() if now.get(place, value) != value]:
+            found = f"a worker changes {first_of(changed)}, which no checkpoint has: a resume begins anew."
+            hint = "if the batches depend on it: let it follow from the samples, or load with num_workers=0"
+            log.warning("%s\nTraining continues.", DataError("Loading data with workers:", found, hint))
+
+    @staticmethod
+    def _now(name: str, owner: object) -> dict[str, float]:
+        return {place: value for place, value in attributes(owner, name).items() if type(value) in (int, float)}  # type: ignore[misc]
 
 
 def as_it_is(batch: Any) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +115,47 @@ def test_workers_that_are_kept_see_the_level_that_the_script_sets(workers: int, 
         levels.level = kind(epoch // 2)
         seen += [batch.tolist() for batch in shard]
     assert seen == [[0, 0]] * 4 + [[1, 1]] * 4
+
+
+COUNTS = """
+import torch
+from torch.utils.data import Dataset
+
+import cluster_ddp
+
+class Numbers(Dataset):
+    read = 0
+    def __init__(self, counts):
+        self.counts, self.read = counts, 0
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        self.read += self.counts
+        return index
+
+class Collate:
+    def __init__(self, counts):
+        self.counts, self.batches = counts, 0
+    def __call__(self, samples):
+        self.batches += self.counts
+        return torch.tensor(samples)
+
+if __name__ == "__main__":
+    with cluster_ddp.distributed(cuda=False) as world:
+        for of_data, of_collate in ((1, 0), (0, 1), (0, 0)):
+            shard = world.shard(Numbers(of_data), batch_size=2, num_workers=2, collate_fn=Collate(of_collate))
+            print(len(list(shard)))
+"""
+
+
+def test_a_count_in_a_worker_is_named(tmp_path: Path) -> None:
+    (tmp_path / "counts.py").write_text(COUNTS)
+    done = subprocess.run([sys.executable, "counts.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "4\n4\n4\n"
+    assert re.findall(r"a worker changes (\S+), which no checkpoint has", done.stderr) == [
+        "dataset.read",
+        "collate_fn.batches",
+    ]
 
 
 def test_a_forked_worker_destroys_nothing_that_it_has_inherited(tmp_path: Path) -> None:
