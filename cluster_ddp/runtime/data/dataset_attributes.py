@@ -128,9 +128,10 @@ class PlainAttributes:
 
 
 def kept(name: str, owner: object) -> dict[str, object]:
-    """Return what lists, small tensors and arrays in an object by that name have, to be compared, by their places."""
-    found = {place: _plain(value) for place, value in attributes(owner, name).items()}
-    return {place: value for place, value in found.items() if isinstance(value, bytes | list)}
+    """Return what lists, small tensors and arrays, and generators of random numbers, in an object have, by places."""
+    values = attributes(owner, name).items()
+    found = {place: [content_of(one)] if isinstance(one, rng.GENERATORS) else _plain(one) for place, one in values}
+    return {place: one for place, one in found.items() if isinstance(one, bytes | list)}
 
 
 def generators(name: str, owner: object) -> list[str]:

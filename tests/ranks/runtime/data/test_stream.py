@@ -253,6 +253,35 @@ def test_an_iterable_that_draws_its_order_elsewhere_is_told(world: World) -> Non
         list(world.stream(Unseeded(1), batch_size=2, num_workers=2))
 
 
+class Packed(Numbers):
+    """Packs numbers in pairs; one that is left over begins the next epoch."""
+
+    def __init__(self, size: int, *, begins_anew: bool) -> None:
+        super().__init__(size)
+        self.begins_anew, self.left, self.rng = begins_anew, list[int](), random.Random(1)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.begins_anew:
+            self.left, self.rng = [], random.Random(1)
+        for number in self.rng.sample(range(self.size), self.size):
+            self.left.append(number)
+            if len(self.left) == 2:
+                yield torch.tensor(self.left)
+                self.left = []
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_what_an_epoch_leaves_to_the_next_one_is_named(
+    world: World, caplog: pytest.LogCaptureFixture, begins_anew: bool
+) -> None:
+    stream = world.stream(Packed(5, begins_anew=begins_anew), batch_size=1)
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        assert len(list(stream)) in (2, 3)
+    words = "it begins with what the epoch before has left, which no checkpoint has: iterable.left, iterable.rng."
+    assert caplog.text.count(words) == (not begins_anew)
+
+
 @pytest.mark.parametrize(
     ("iterable", "options", "words"),
     [
@@ -267,34 +296,6 @@ def test_an_iterable_that_draws_its_order_elsewhere_is_told(world: World) -> Non
         (range(3), {"num_worker": 2}, "Did you mean num_workers?"),
     ],
 )
-class Packed(Numbers):
-    """Packs numbers in pairs; one that is left over begins the next epoch."""
-
-    def __init__(self, size: int, *, is_emptied: bool) -> None:
-        super().__init__(size)
-        self.is_emptied, self.left = is_emptied, list[int]()
-
-    def __iter__(self) -> Iterator[Any]:
-        self.left = [] if self.is_emptied else self.left
-        for number in range(self.size):
-            self.left.append(number)
-            if len(self.left) == 2:
-                yield torch.tensor(self.left)
-                self.left = []
-
-
-@pytest.mark.parametrize("is_emptied", [False, True])
-def test_what_an_epoch_leaves_to_the_next_one_is_named(
-    world: World, caplog: pytest.LogCaptureFixture, is_emptied: bool
-) -> None:
-    stream = world.stream(Packed(5, is_emptied=is_emptied), batch_size=1)
-    for epoch in range(3):
-        stream.set_epoch(epoch)
-        assert len(list(stream)) in (2, 3)
-    words = "it begins with what the epoch before has left, which no checkpoint has: iterable.left."
-    assert caplog.text.count(words) == (not is_emptied)
-
-
 def test_what_cannot_be_streamed_is_a_short_error(
     world: World, iterable: Any, options: dict[str, Any], words: str
 ) -> None:
