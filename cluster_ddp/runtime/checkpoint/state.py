@@ -204,8 +204,15 @@ class TrainingState:
         """Return why a saved state does not belong to this training, in words; None if it does."""
         states = self._states()
         for name, part in self.parts.items():
+            there = saved["parts"].get(name, {})
             if isinstance(part, ScriptVariables):  # their shapes may change in the training
-                states[name] = saved["parts"].get(name, {})
+                states[name] = there
+            elif isinstance(part, torch.nn.Module):  # as those of buffers: its load_state_dict decides
+                buffers = {key for key, _ in part.named_buffers()}
+                states[name] = {
+                    **states[name],
+                    **{key: there[key] for key in buffers & states[name].keys() & there.keys()},
+                }
         return compatibility.complaint(
             saved, {**self._frame(), "parts": states, "ranks": [{"meters": self._of_meters()}]}
         )

@@ -236,6 +236,27 @@ class HasACentreOfItsWeights(Trainer):
         return (self.model(x) - self.centre - 1).square().mean()
 
 
+class Observer(nn.Module):
+    """Has a buffer that gets its shape from the first batch, as the observers of torch.ao.quantization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest = torch.maximum(self.largest, x.detach().abs().amax(0))
+        return x * self.largest
+
+    def _load_from_state_dict(self, state_dict: dict[str, torch.Tensor], prefix: str, *more: Any) -> None:
+        self.largest = torch.empty_like(state_dict[f"{prefix}largest"])
+        super()._load_from_state_dict(state_dict, prefix, *more)
+
+
+class HasABufferThatGrows(Trainer):
+    def modules(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 3), Observer())
+
+
 class HasItBeforeItsCheckpointer(HasACentreOfItsWeights):
     def before(self) -> None:
         super().after()
@@ -285,7 +306,7 @@ def test_what_a_script_keeps_or_makes_anew_is_named(
     assert SAID[trainer] in caplog.text
 
 
-@pytest.mark.parametrize("trainer", [Trainer, HasAFlagInABuffer, HasItBeforeItsCheckpointer])
+@pytest.mark.parametrize("trainer", [Trainer, HasAFlagInABuffer, HasABufferThatGrows, HasItBeforeItsCheckpointer])
 def test_what_is_exact_is_not(
     trainer: type[Trainer], world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
