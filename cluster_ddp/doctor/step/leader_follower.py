@@ -229,7 +229,7 @@ class Follower(Rank):
             rank_notes.failed(
                 self.env, self.identity.rank, "stopped: another rank says what is wrong.", consequence=True
             )
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a handler of Python's would be gone as Python ends
             self._client.close()
             time.sleep(_LAST_S)
         return status

@@ -163,7 +163,7 @@ class CheckpointFolder:
         first: Callable[[], object],
         shards: ShardSave | None,
         best: str | None,
-        before: tuple[float, int] | None,
+        before: tuple[float, int] | None = None,
     ) -> None:
         """Write a checkpoint, in the background: one more step's, or the best one by that name, after another one."""
         is_written = self._write(path, state, first, shards)

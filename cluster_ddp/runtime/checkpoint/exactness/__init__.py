@@ -11,5 +11,6 @@ other_modules        modules that change and are no part
 changes_before_loop  parts that a script changes after its Checkpointer
 rank_differences     parts that differ between ranks: a checkpoint has rank 0's
 state_digest         by which these two compare
-unsaved              the state of a communication hook; gradients that no optimizer has used
+gradients            gradients that no optimizer has used, or twice
+unsaved              all that no checkpoint has, and its words
 """

@@ -27,11 +27,15 @@ def check(name: str, optimizer: Optimizer) -> None:
 
     Raises:
         CheckpointError: it is a ZeroRedundancyOptimizer: each rank has the state of its share only. Or its class does
-            not call torch's constructor, which makes what torch's own methods need.
+            not call torch's constructor, which makes what torch's own methods need; or has a state of another form.
     """
     if not hasattr(optimizer, "_optimizer_step_post_hooks"):
         found = f"{name} is a {type(optimizer).__name__}, which has not called torch.optim.Optimizer's constructor."
         raise CheckpointError("Saving a checkpoint:", found, "in its __init__: super().__init__(params, defaults)")
+    if lacking := [key for key in ("state", "param_groups") if key not in optimizer.state_dict()]:
+        found = f"{name} is a {type(optimizer).__name__}, whose state_dict() lacks {', '.join(map(repr, lacking))}."
+        hint = "give the optimizer inside it as a part, optimizer=lookahead.optimizer; what else it keeps, as another"
+        raise CheckpointError("Saving a checkpoint:", found, hint)
     if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
         found = f"{name} is a ZeroRedundancyOptimizer, whose state is spread over the ranks in a way of its own."
         hint = 'shard the model and its optimizer with world.wrap(model, strategy="fsdp"), and use a plain optimizer'

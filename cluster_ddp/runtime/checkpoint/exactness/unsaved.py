@@ -21,8 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cluster_ddp.errors import CheckpointError, counted, first_of
-from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state, shard_iterators
+from cluster_ddp.runtime.checkpoint.exactness.gradients import LOOKED_AT, Gradients
 from cluster_ddp.runtime.checkpoint.exactness.made_anew import MadeAnew
 from cluster_ddp.runtime.checkpoint.exactness.module_settings import OF_TORCH, ModuleSettings
 from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
@@ -37,11 +37,9 @@ from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import StreamReader
 from cluster_ddp.runtime.live_objects import objects_of
 from cluster_ddp.runtime.model import ddp
-from cluster_ddp.runtime.model.dtensor_pieces import is_sharded, local_part
 
 log = logging.getLogger("cluster_ddp")
 
-_LOOKED_AT = 3  # steps of an optimizer: whoever forgets zero_grad has forgotten it there
 _LOOKS = 2  # a script may make parts of its training in its second epoch
 _SMALL_BYTES = 1 << 20
 _STEPPED = torch.optim.Optimizer, LRScheduler
@@ -91,7 +89,7 @@ class Unsaved:
         self._saved = [*parts.values(), *meters]
         self._saved += [part.namespace for part in parts.values() if isinstance(part, ScriptVariables)]
         optimizers = [one for one in parts.values() if isinstance(one, torch.optim.Optimizer)]
-        self._gradients, self._steps = _Gradients(optimizers), _OptimizerSteps()
+        self._gradients, self._steps = Gradients(optimizers), _OptimizerSteps()
         self._groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
         self._looks = 0
         self._others, self._own_states = OtherModules(), PartStates(parts)
@@ -105,6 +103,7 @@ class Unsaved:
         )  # this object would never be freed
         self._told: set[str] = set()
         self._has_told_attributes = self._has_told_replaced = False
+        self._used_before: dict[int, int] = {}
         self.anew = MadeAnew(self._modules, self._script)
         """What the script makes anew after a resume."""
 
@@ -137,6 +136,7 @@ class Unsaved:
         """Call it when the loop begins, in it, on rank 0."""
         self._script.begin(self._objects())
         self.anew.begin()
+        self._used_before = {id(one): _uses(one) for one in objects_of(GradScaler, _BaseDataLoaderIter)}
 
     def leave(self) -> None:
         """Call it when the loop has ended: its objects are not kept."""
@@ -221,11 +221,12 @@ class Unsaved:
                     found = f"{type(one).__name__} is a scheduler of a part, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scheduler"))
             elif isinstance(one, GradScaler):
-                if one.is_enabled() and one._scale is not None and not self._is_saved(one):
+                if one.is_enabled() and self._is_used(one) and not self._is_saved(one):
                     found = "GradScaler scales the loss, and is no part of the Checkpointer."
                     self._say(step, found, _OF_PART.format(name="scaler"))
             elif (
                 isinstance(one, _BaseDataLoaderIter)
+                and self._is_used(one)
                 and _is_under_way(one)
                 and not any(_reads(shard, one._dataset) for shard in self._shards)
             ):
@@ -299,6 +300,10 @@ class Unsaved:
             if isinstance(one, torch.nn.Module):
                 yield from one.modules()
 
+    def _is_used(self, one: GradScaler | _BaseDataLoaderIter) -> bool:
+        """Whether it was used in this loop: it may be of an earlier training in this process."""
+        return _uses(one) not in (0, self._used_before.get(id(one)))
+
     def _is_saved(self, one: object) -> bool:
         return any(one is saved for saved in _with_attributes(self._saved))
 
@@ -346,6 +351,13 @@ def _is_restored(saved: Iterable[object], shards: Iterable[BatchIterator], one: 
     return any(one is other for other in _with_attributes(saved)) or any(
         shard_iterators.reaches(one, shard, depth) for shard in shards
     )
+
+
+def _uses(one: GradScaler | _BaseDataLoaderIter) -> int:
+    """How often a scaler was updated, or how many batches an iterator has given."""
+    if isinstance(one, GradScaler):
+        return 0 if one._growth_tracker is None else 1 + one._growth_tracker._version
+    return int(one._num_yielded)
 
 
 def _is_under_way(iterator: Any) -> bool:
@@ -399,101 +411,11 @@ class _OtherMeters:
     def note_step(self) -> None:
         """Call it in each step."""
         for meter, counts in self._counts:
-            if len(counts) < _LOOKED_AT and (one := meter()) is not None:
+            if len(counts) < LOOKED_AT and (one := meter()) is not None:
                 counts.append(one.count)
 
     @property
     def are_in_loop(self) -> bool:
         """Whether one has grown in two steps, one after the other."""
-        known = [counts for _, counts in self._counts if len(counts) == _LOOKED_AT]
+        known = [counts for _, counts in self._counts if len(counts) == LOOKED_AT]
         return any(first < second < third for first, second, third in known)
-
-
-class _Gradients:
-    """Whether a backward pass has come since the last step of any of these optimizers.
-
-    It looks at the gradient of one parameter of each, after each of their steps. Without an optimizer it finds nothing.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._all = [one for optimizer in optimizers for one in optimizer_state.parameters(optimizer)]
-        smallest = {optimizer: _smallest(optimizer) for optimizer in optimizers}
-        self._watched = [one for one in smallest.values() if one is not None]
-        self._used: list[Any] = [_version(one) for one in self._watched]
-        used, watched = self._used, self._watched  # not this object: the optimizers may outlive it
-
-        def note(*_: object) -> None:
-            used[:] = map(_version, watched)
-
-        for optimizer in optimizers:
-            optimizer.register_step_post_hook(note)
-        self._sums = [_GradientSum(optimizer, one) for optimizer, one in smallest.items() if one is not None]
-
-    @property
-    def are_added_up(self) -> bool:
-        """Whether an optimizer has made a step with the sum of its gradient and that of the step before."""
-        return any(one.is_used for one in self._sums)
-
-    def are_unused(self) -> bool:
-        """Whether there are such gradients, all of them finite, and not all zeros: a bad step may have been skipped."""
-        found = [_version(one) for one in self._watched]
-        new = [now[0] for now, used in zip(found, self._used) if now[0] is not used[0] or now[1] != used[1]]
-        if not any(bool(local_part(one).any()) for one in new if one is not None):
-            return False
-        return bool(non_finite.are_finite([one.grad for one in self._all if one.grad is not None]))
-
-
-class _GradientSum:
-    """Whether an optimizer has made a step with its gradient added to that of the step before, in its first steps.
-
-    It looks at one gradient before each backward pass reaches it. That waits for a GPU.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
-        self.is_used = False
-        self._parameter = parameter
-        self._steps = 0
-        self._passes = 0  # since the last step
-        self._is_sum = False
-        self._last = _version(parameter)
-        if is_sharded(parameter):  # FSDP2 calls no other hook
-            self._hook = parameter.register_post_accumulate_grad_hook(self._after_pass)
-        else:
-            self._hook = parameter.register_hook(self._before_pass)
-        optimizer.register_step_post_hook(self._note_step)
-
-    def _before_pass(self, _: torch.Tensor) -> None:
-        gradient = self._parameter.grad
-        if gradient is not None and gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-            return  # a CUDA graph can't wait
-        self._note_pass(has_older=gradient is not None and bool(gradient.any()))
-
-    def _after_pass(self, parameter: torch.Tensor) -> None:
-        """FSDP2 adds to the local part: the count of changes, which a zero_grad in place raises, stays the same."""
-        before, self._last = self._last, _version(parameter)
-        self._note_pass(has_older=self._last[0] is before[0] and self._last[1] == before[1])
-
-    def _note_pass(self, *, has_older: bool) -> None:
-        self._is_sum = has_older and (self._is_sum or self._passes == 0 < self._steps)
-        self._passes += 1
-
-    def _note_step(self, *_: object) -> None:
-        self.is_used |= self._is_sum
-        self._is_sum = False
-        self._passes = 0
-        self._steps += 1
-        self._last = _version(self._parameter)
-        if self._steps == _LOOKED_AT:
-            self._hook.remove()
-
-
-def _smallest(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-    """The smallest parameter that it trains now: its gradient is kept until the next step."""
-    parameters = [one for one in optimizer_state.parameters(optimizer) if one.requires_grad]
-    return min(parameters, key=torch.Tensor.numel, default=None)
-
-
-def _version(parameter: torch.Tensor) -> tuple[torch.Tensor | None, int]:
-    """A parameter's gradient, and how often it has been changed."""
-    gradient = parameter.grad
-    return gradient, 0 if gradient is None else gradient._version

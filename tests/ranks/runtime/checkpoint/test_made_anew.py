@@ -317,6 +317,20 @@ def test_what_is_exact_is_not(
     assert not caplog.records
 
 
+def test_a_scaler_and_a_loader_of_an_earlier_training_are_not_named(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a second training in a notebook."""
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    scaler.scale(optimizer.param_groups[0]["params"][0].sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    loader = iter(torch.utils.data.DataLoader(Data()))
+    next(loader)
+    Trainer(world, tmp_path / "run", ALL)
+    assert not caplog.records
+
+
 class HasOtherNames(Trainer):
     """Has a deque, a list, a tensor and an optimizer's group by other names, too."""
 

@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp import World
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import CheckpointError, SpecError
 
 CARRIES = "the script carries variables from step to step: {}. No checkpoint has that"
 CHANGES = "objects of the script change: {}. No checkpoint has that"
@@ -521,6 +521,19 @@ def test_tensors_and_optimizers_in_a_part_that_its_state_lacks_are_named(
             checkpoint.step()
     named = [name for name in ("inner", "slow", "made") if f"optimizer.{name} changes, and the state_" in caplog.text]
     assert named == ["inner", "slow"]
+
+
+class OfAnotherForm(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {"fast": super().state_dict(), "slow": []}
+
+
+def test_an_optimizer_whose_state_has_another_form_is_refused(world: World, tmp_path: Path) -> None:
+    optimizer = OfAnotherForm(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(
+        CheckpointError, match=r"is a OfAnotherForm, whose state_dict\(\) lacks 'state', 'param_groups'"
+    ):
+        Parts(world, tmp_path, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("given", [0.0, None, [], Average(nn.Linear(1, 1))])
