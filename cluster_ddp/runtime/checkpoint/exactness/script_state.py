@@ -30,8 +30,8 @@ from cluster_ddp.runtime.failure.stacks import is_users
 _DEPTH = 5  # of objects in objects
 _MOST_ITEMS, _LOOKED_AT = 100, 4  # arrays of a container, of a module
 _MOST_OBJECTS, _MOST_FUNCTIONS = 1000, 100
-# Others say whether these change; and a file is an iterator, too.
 _ARRAYS = torch.Tensor, np.ndarray
+# Others say whether these change; and a file is an iterator, too.
 _KNOWN = torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler, Dataset, IOBase
 Contents = dict[str, object]
 
@@ -201,8 +201,10 @@ def _around(frame: FrameType | None) -> list[tuple[RepeatedCode, Mapping[str, An
 
 def classes_of_script() -> dict[str, type]:
     """Return the classes of the script and its modules, by words: what one has as an attribute, a step may change."""
-    modules = [one for one in [*sys.modules.values()] if is_users(getattr(one, "__file__", None) or "<")]
-    values = [value for module in modules for value in [*vars(module).values()]]
+    names = [vars(one) for one in [*sys.modules.values()] if isinstance(one, ModuleType)]  # no attribute that imports
+    values = [
+        value for of_module in names if is_users(of_module.get("__file__") or "<") for value in [*of_module.values()]
+    ]
     return {f"class {one.__name__}": one for one in values if isinstance(one, type) and _is_of_script(one)}
 
 
