@@ -61,7 +61,7 @@ _OF_MODE = "call model.train() after each evaluation"
 _OF_GROUPS = "give all parameter groups to the optimizer before you make the Checkpointer, with lr=0 until they train"
 _OF_SCRIPT = (
     "if the training depends on that, keep it in a part: kept = types.SimpleNamespace(best=0.0), then kept.best, and "
-    "Checkpointer(world, …, kept=kept)"
+    "Checkpointer(world, …, kept=kept). An object with state_dict() and load_state_dict(state) is a part, too"
 )
 _OF_ARRAYS = (
     "make them before the Checkpointer, which loads the weights; or keep them in a part: "
