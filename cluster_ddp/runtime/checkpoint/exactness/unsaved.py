@@ -356,7 +356,8 @@ def _is_restored(saved: Iterable[object], shards: Iterable[BatchIterator], one: 
 def _uses(one: GradScaler | _BaseDataLoaderIter) -> int:
     """How often a scaler was updated, or how many batches an iterator has given."""
     if isinstance(one, GradScaler):
-        return 0 if one._growth_tracker is None else 1 + one._growth_tracker._version
+        tracker = one._growth_tracker if one.is_enabled() else None
+        return 0 if tracker is None else 1 + tracker._version
     return int(one._num_yielded)
 
 
