@@ -71,6 +71,7 @@ class TrainingState:
         self.host_copy = HostCopy(world.device, whole=world.is_main)
         self.sharded = resharding.check(world, self.parts, self._states())  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
+        with_tensors({"parts": self._states(), "meters": self._of_meters()}, "state", lambda tensor, _: tensor)  # too
         self._settings = ModuleSettings(self.parts)
         self.unsaved = Unsaved(parts, meters.values(), self.shards, self._settings)
         self._differences = RankDifferences(world, self.parts)

@@ -72,6 +72,7 @@ class Loader:
     ) -> None:
         check_options(options, "world.shard(…, {}=…)", DataLoader, chosen=_CHOSEN)
         is_gpu = device.type == "cuda"
+        options.setdefault("persistent_workers", False)  # new ones have what the loop has changed, as torch's default
         workers = with_defaults(options, workers=min(cpus - 1, MAX_WORKERS) if is_gpu else 0, is_gpu=is_gpu)
         if isinstance(dataset, ResidentSet):
             options.setdefault("collate_fn", as_it_is)
@@ -118,6 +119,7 @@ class _SeededInWorkers(Dataset[Any]):
         self.dataset, self._counts = dataset, _Counts("dataset", dataset, is_told=is_told)
 
     def __getitems__(self, indices: Indices) -> Any:
+        self._counts.begin()
         if get_worker_info() is not None:
             seed_all(indices.seed)
         if hasattr(self.dataset, "__getitems__"):
@@ -135,6 +137,7 @@ class _CollatedInWorkers:
         self._collate_fn, self._counts = collate_fn, _Counts("collate_fn", collate_fn, is_told=is_told)
 
     def __call__(self, samples: Any) -> Any:
+        self._counts.begin()
         batch = self._collate_fn(samples)
         self._counts.look()
         return batch
@@ -144,16 +147,20 @@ class _Counts:
     """The numbers in the attributes of an object by that name, in a worker's copy of it."""
 
     def __init__(self, name: str, owner: object, *, is_told: bool) -> None:
-        self._name, self._owner, self._before = name, owner, self._now(name, owner)
-        self._looks = is_told
+        self._name, self._owner, self._looks = name, owner, is_told
+        self._before: dict[str, float] | None = None
+
+    def begin(self) -> None:
+        """Note them before the worker's first batch: until then, the script may set them."""
+        self._before = self._now(self._name, self._owner) if self._before is None else self._before
 
     def look(self) -> None:
         """Say, after the first batch of the first worker, which have changed by it."""
         info = get_worker_info()
         if not self._looks or (info is not None and info.id):
             return
-        self._looks, now = False, self._now(self._name, self._owner)
-        if changed := [place for place, value in self._before.items() if now.get(place, value) != value]:
+        self._looks, before, now = False, self._before or {}, self._now(self._name, self._owner)
+        if changed := [place for place, value in before.items() if now.get(place, value) != value]:
             found = f"a worker changes {first_of(changed)}, which no checkpoint has: a resume begins anew."
             hint = "if the batches depend on it: let it follow from the samples, or load with num_workers=0"
             log.warning("%s\nTraining continues.", DataError("Loading data with workers:", found, hint))

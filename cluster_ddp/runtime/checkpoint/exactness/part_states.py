@@ -22,14 +22,15 @@ class PartStates:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         own = {name: part for name, part in parts.items() if not type(part).__module__.startswith("torch.")}
         own = {name: part for name, part in own.items() if not isinstance(part, torch.nn.Module)}
-        self._made = {name: (part, _counts(part), _versions(part)) for name, part in own.items()}
+        self._parts = [*parts.values()]
+        self._made = {name: (part, _counts(part), self._versions(part)) for name, part in own.items()}
 
     def unsaved(self) -> list[str]:
         """Return the places of those that have changed, and whose values are nowhere in the state of their part."""
         found = []
         for name, (part, counts, versions) in self._made.items():
             changed = {key: value for key, value in _counts(part).items() if counts.get(key) != value}
-            others = [key for key, version in _versions(part).items() if versions.get(key) != version]
+            others = [key for key, version in self._versions(part).items() if versions.get(key) != version]
             if changed or others:
                 state = part.state_dict()
                 saved, tensors = {*_numbers(state)}, [*_tensors(state)]
@@ -37,12 +38,14 @@ class PartStates:
                 found += [f"{name}.{key}" for key in others if not _are_in(_looked_at(vars(part)[key]), tensors, saved)]
         return found
 
-
-def _versions(part: Any) -> dict[str, list[tuple[int, int]]]:
-    """Which tensors each attribute has, and how often they were changed in place."""
-    own = {"state", "param_groups", "defaults"} if isinstance(part, torch.optim.Optimizer) else set()
-    found = {key: _looked_at(value) for key, value in getattr(part, "__dict__", {}).items() if key not in own}
-    return {key: [(id(one), one._version) for one in tensors] for key, tensors in found.items() if tensors}
+    def _versions(self, part: Any) -> dict[str, list[tuple[int, int]]]:
+        """Which tensors each attribute has that is no part itself, and how often they were changed in place."""
+        own = {"state", "param_groups", "defaults"} if isinstance(part, torch.optim.Optimizer) else set()
+        others = {key: value for key, value in getattr(part, "__dict__", {}).items() if key not in own}
+        found = {
+            key: _looked_at(value) for key, value in others.items() if not any(value is one for one in self._parts)
+        }
+        return {key: [(id(one), one._version) for one in tensors] for key, tensors in found.items() if tensors}
 
 
 def _looked_at(value: Any) -> list[torch.Tensor]:

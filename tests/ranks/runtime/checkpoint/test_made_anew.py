@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 
 import cluster_ddp
 from cluster_ddp import World
+from cluster_ddp.errors import CheckpointError
 
 FIRST, ALL = 4, 6
 """Steps of the first start, which ends inside the second epoch; of the whole training."""
@@ -265,6 +267,19 @@ class HasItBeforeItsCheckpointer(HasACentreOfItsWeights):
         """It has made it before."""
 
 
+class HasItsOptimizer(Trainer):
+    """Is a part itself, with the optimizer, which is another one."""
+
+    def parts(self) -> dict[str, Any]:
+        return {"trainer": self}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing changes."""
+
+
 class RefinesLabels(Trainer):
     def in_step(self) -> None:
         self.data.soft[:4] = 0.5 * self.data.soft[:4] + self.checkpoint.steps
@@ -306,7 +321,9 @@ def test_what_a_script_keeps_or_makes_anew_is_named(
     assert SAID[trainer] in caplog.text
 
 
-@pytest.mark.parametrize("trainer", [Trainer, HasAFlagInABuffer, HasABufferThatGrows, HasItBeforeItsCheckpointer])
+@pytest.mark.parametrize(
+    "trainer", [Trainer, HasAFlagInABuffer, HasABufferThatGrows, HasItBeforeItsCheckpointer, HasItsOptimizer]
+)
 def test_what_is_exact_is_not(
     trainer: type[Trainer], world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -315,6 +332,24 @@ def test_what_is_exact_is_not(
     resumed = trainer(world, tmp_path / "run", ALL).model.state_dict()
     assert all(torch.equal(one, resumed[name]) for name, one in undisturbed.items())
     assert not caplog.records
+
+
+class OfArrays:
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": np.zeros(3)}
+
+    def load_state_dicts(self, states: list[dict[str, Any]]) -> None:
+        """Nothing is loaded."""
+
+
+def test_what_cannot_be_saved_is_refused_before_the_training(world: World, tmp_path: Path) -> None:
+    class HasArrays(Trainer):
+        def parts(self) -> dict[str, Any]:
+            return {"meters": {"env": OfArrays()}}
+
+    words = r"state\['meters'\]\['env'\]\['position'\] is a ndarray that torch.load does not read"
+    with pytest.raises(CheckpointError, match=words):
+        HasArrays(world, tmp_path / "run", ALL)
 
 
 def test_a_scaler_and_a_loader_of_an_earlier_training_are_not_named(

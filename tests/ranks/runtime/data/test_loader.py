@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_a_resident_set_that_does_not_fit_goes_through_the_loader_whole_batches_
 def test_workers_follow_from_the_cpus(device: torch.device, cpus: int, given: dict[str, int], workers: int) -> None:
     batches = DistributedBatchSampler(4, 2, rank=0, world_size=1, seed=None)
     loader = Loader(TensorDataset(torch.arange(4)), batches, device=device, cpus=cpus, **given)._loader
-    assert (loader.num_workers, loader.persistent_workers) == (workers, workers > 0)
+    assert (loader.num_workers, loader.persistent_workers) == (workers, False)
     assert loader.pin_memory == (device is GPU)
 
 
@@ -109,12 +110,33 @@ class Levels(Dataset[int]):
 def test_workers_that_are_kept_see_the_level_that_the_script_sets(workers: int, kind: Callable[[int], Any]) -> None:
     levels = Levels()
     levels.own = levels
-    shard = world().shard(Subset(levels, range(4)), batch_size=2, num_workers=workers)
+    shard = world().shard(Subset(levels, range(4)), batch_size=2, num_workers=workers, persistent_workers=workers > 0)
     seen = []
     for epoch in range(4):
         levels.level = kind(epoch // 2)
         seen += [batch.tolist() for batch in shard]
     assert seen == [[0, 0]] * 4 + [[1, 1]] * 4
+
+
+class ReadsAnObject(Levels):
+    """Has its level in an object that the script has, too."""
+
+    def __init__(self) -> None:
+        self.kept = SimpleNamespace(levels=torch.zeros(1, dtype=torch.int64))
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.kept.levels)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_see_in_each_epoch_what_the_loop_has_changed(workers: int) -> None:
+    data = ReadsAnObject()
+    shard = world().shard(data, batch_size=2, num_workers=workers)
+    seen = []
+    for epoch in range(3):
+        data.kept.levels += epoch
+        seen += [batch.tolist() for batch in shard]
+    assert seen == [[0, 0]] * 2 + [[1, 1]] * 2 + [[3, 3]] * 2
 
 
 COUNTS = """
@@ -143,7 +165,9 @@ class Collate:
 if __name__ == "__main__":
     with cluster_ddp.distributed(cuda=False) as world:
         for of_data, of_collate in ((1, 0), (0, 1), (0, 0)):
-            shard = world.shard(Numbers(of_data), batch_size=2, num_workers=2, collate_fn=Collate(of_collate))
+            data = Numbers(of_data)
+            shard = world.shard(data, batch_size=2, num_workers=2, collate_fn=Collate(of_collate))
+            data.level = data.read = 3  # by the script
             print(len(list(shard)))
 """
 
