@@ -319,6 +319,7 @@ def test_the_files_of_a_run_directory(slurm: Cluster, training: Path) -> None:
         "checkpoints",
         *(f"task-{rank}.log" for rank in range(4)),
         ".lock",
+        ".progress",
         ".start",
         "agent.pyz",
         "job.jsonl",
