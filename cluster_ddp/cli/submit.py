@@ -88,7 +88,3 @@ def check_training(options: Sequence[str], grid: Grid, *, with_data: bool, other
 
     names = submit_options.parser(PROGRAM, "", with_texts=False).option_names()
     train.check(options, grid, with_data=with_data, others=[*others, *names])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

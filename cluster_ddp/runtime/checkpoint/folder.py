@@ -99,6 +99,11 @@ class CheckpointFolder:
 
     def best(self, name: str) -> float | None:
         """Return the value of the best checkpoint by that name; None without one. A damaged one is logged."""
+        self._read_best(name)
+        return self.bests[name][0] if name in self.bests else None
+
+    def _read_best(self, name: str) -> int:
+        """Read the file of an earlier start, once. Returns its step; -1 if it can't be used."""
         if name not in self._in_files:
             self._in_files[name] = math.nan, -1
             path = self._best_path(name)
@@ -109,7 +114,7 @@ class CheckpointFolder:
                 self.bests.pop(name, None)
                 if path.exists():
                     log.warning("The best checkpoint %s can't be used: %s. The next one replaces it.", path, error)
-        return self.bests[name][0] if name in self.bests else None
+        return self._in_files[name][1]
 
     def is_best_again(self, name: str, value: float, step: int) -> bool:
         """Whether an earlier start has saved that checkpoint at this step, once: a resume runs the evaluation again."""
@@ -123,11 +128,10 @@ class CheckpointFolder:
         self.bests = {name: (value, step) for name, (value, step) in bests.items()}
         saved_s, said = checkpoint.stat().st_mtime, []
         for path in sorted(self.path.glob("best-*.pt")):
-            with contextlib.suppress(DamagedError, KeyError, OSError):
-                is_newer = path.stat().st_mtime >= saved_s
-                step = checkpoint_file.read(path)["position"]["steps"] if is_newer else 0
-                if step > steps:
-                    said.append(f"{path.name} is of step {step}, which is trained again: do not load it before that")
+            is_newer = path.stat().st_mtime >= saved_s
+            step = self._read_best(path.stem.removeprefix("best-")) if is_newer else -1
+            if step > steps:
+                said.append(f"{path.name} is of step {step}, which is trained again: do not load it before that")
         return said
 
     def note_failure(self, words: str) -> None:

@@ -69,9 +69,10 @@ class TrainingState:
         self._reload: Callable[[], object] = lambda: None  # loads once more what the training was resumed from
         self._is_inside = False  # a resume began inside this epoch, and no batch was read since
         self.host_copy = HostCopy(world.device, whole=world.is_main)
-        self.sharded = resharding.check(world, self.parts, self._states())  # fail now if something can't be saved
+        states = self._states()
+        self.sharded = resharding.check(world, self.parts, states)  # fail now if something can't be saved
         """A sharded tensor of the state; None if no tensor is sharded."""
-        with_tensors({"parts": self._states(), "meters": self._of_meters()}, "state", lambda tensor, _: tensor)  # too
+        with_tensors({"parts": states, "meters": self._of_meters()}, "state", lambda tensor, _: tensor)
         self._settings = ModuleSettings(self.parts)
         self.unsaved = Unsaved(parts, meters.values(), self.shards, self._settings)
         self._differences = RankDifferences(world, self.parts)

@@ -56,8 +56,8 @@ class Loader:
         cpus: number of CPUs of this rank.
         to_device: copy the batches to the device; else they stay on the CPU.
         options: for DataLoader; they replace these defaults: for a GPU, one worker for each CPU but one, at most 8; on
-            a CPU, none, since the training needs the CPUs. Workers are kept from epoch to epoch, until the script sets
-            an attribute of the dataset.
+            a CPU, none, since the training needs the CPUs. Each epoch has new workers, which have what the loop has
+            changed. With persistent_workers, they are kept until the script sets an attribute of the dataset.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Loader:
     ) -> None:
         check_options(options, "world.shard(…, {}=…)", DataLoader, chosen=_CHOSEN)
         is_gpu = device.type == "cuda"
-        options.setdefault("persistent_workers", False)  # new ones have what the loop has changed, as torch's default
         workers = with_defaults(options, workers=min(cpus - 1, MAX_WORKERS) if is_gpu else 0, is_gpu=is_gpu)
         if isinstance(dataset, ResidentSet):
             options.setdefault("collate_fn", as_it_is)
@@ -102,8 +101,6 @@ def with_defaults(options: dict[str, Any], *, workers: int, is_gpu: bool) -> int
     """Add the defaults of a training to DataLoader's options; `workers` is that of num_workers, which is returned."""
     given = int(options.setdefault("num_workers", workers))
     options.setdefault("pin_memory", is_gpu)
-    if given:
-        options.setdefault("persistent_workers", True)
     # Its own generator: the loader would draw from the rank's, and in a resumed run once more than in another.
     options.setdefault("generator", torch.Generator().manual_seed(0))
     return given

@@ -263,7 +263,8 @@ class Shard(BatchIterator):
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.bounds = self.batches.bounds_from(seen)
         self._begin_pass(step, seen)
-        self._attributes.begin_pass()
+        if self.rank == 0:
+            self._attributes.begin_pass()
         for (bounds, update), batch in self._timed(zip(self.batches.batches(), self._source)):
             if bounds[0] == update[0]:
                 self._begin_update(*update)

@@ -124,7 +124,8 @@ class WorldData(Collectives):
         split = _checked_split(iterable, batch_size, split, loader_options, self.world_size)
         device = self.device if to_device and self.device.type == "cuda" else None
         cpus = devices.cpus(self.topology) if device is not None and batch_size is not None else 1
-        with_defaults(loader_options, workers=min(cpus - 1, _MOST_WORKERS[split]), is_gpu=device is not None)
+        workers = with_defaults(loader_options, workers=min(cpus - 1, _MOST_WORKERS[split]), is_gpu=device is not None)
+        loader_options.setdefault("persistent_workers", workers > 0)
         given: dict[str, Any] = {"batch_size": batch_size, "split": split, "drop_last": drop_last, "replay": replay}
         given |= {"seed": seed, "rank": self.rank, "world_size": self.world_size}
         reader = StreamReader(iterable, collate=loader_options.pop("collate_fn", None), **given)

@@ -60,11 +60,12 @@ def _check_room(_: torch.nn.Module | None, name: str, tensor: torch.Tensor | Non
     Raises:
         SpecError: with the numbers.
     """
-    room = available_bytes()
-    if tensor is not None and tensor.device.type == "cpu" and tensor.nbytes > room:
-        found = f"rank 0 builds the whole model in its host's memory. {name} takes {_gb(tensor.nbytes)}, of which "
+    if tensor is None or tensor.device.type != "cpu":
+        return
+    if tensor.nbytes > (room := available_bytes()):
+        found = f"rank 0 builds the whole model in its host's memory. It has {_gb(room)} left. {name} needs "
         hint = "--mem for more; cluster-ddp memory FILE:FUNCTION shows what a model takes"
-        raise SpecError(_ASKED, f"{found}{_gb(room)} are left.", hint)
+        raise SpecError(_ASKED, f"{found}{_gb(tensor.nbytes)}.", hint)
 
 
 def _gb(size: int) -> str:

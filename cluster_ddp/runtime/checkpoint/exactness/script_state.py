@@ -49,12 +49,12 @@ class ScriptState:
 
     def begin(self, functions: Mapping[str, object]) -> None:
         """Note what the loop around this call reads, before its first turn, in which a flag may change for good."""
-        self.look(functions, [])
+        loops = _around(sys._getframe(1))
+        self._note(functions, loops)
         seen = set[int]()
-        for loop, values in _around(sys._getframe(1)):
+        for loop, values in loops:
             for name in sorted(loop.constant & values.keys()):
-                place = type(values[name]).__name__ if name == "self" else name
-                for where, one in self._leaves(place, values[name], seen):
+                for where, one in self._leaves(_place(name, values[name]), values[name], seen):
                     if (content := content_of(one) if isinstance(one, _ARRAYS) else None) is not None:
                         self.arrays[where] = hashlib.sha256(repr(content).encode()).hexdigest()
 
@@ -64,17 +64,23 @@ class ScriptState:
         Call it in a step. Without the source of the running code it finds nothing. It also looks at these `functions`,
         and at the frames of generators that the batches come through.
         """
+        inside = [found for frame in generators for found in _around(frame)]
+        return self._note(functions, [*_around(sys._getframe(1)), *inside])
+
+    def _note(
+        self, functions: Mapping[str, object], loops: Iterable[tuple[RepeatedCode, Mapping[str, Any]]]
+    ) -> list[str]:
+        """Note what these loops read. Returns what they carry."""
         carried = dict[str, None]()
         seen = set[int]()
         self._read |= {name: (name, one) for name, one in functions.items()}
-        inside = [found for frame in generators for found in _around(frame)]
-        for loop, values in [*_around(sys._getframe(1)), *inside]:
+        for loop, values in loops:
             names = sorted(loop.read & values.keys())
             read = {name: values[name] for name in names if not isinstance(values[name], PLAIN)}
             variables = sorted(loop.carried & values.keys())
             carried |= dict.fromkeys(name for name in variables if not self._is_ours(values[name]))
             for name, one in read.items():
-                place = type(one).__name__ if name == "self" else name
+                place = _place(name, one)
                 leaves = self._leaves(place, one, seen)
                 carried |= dict.fromkeys(where for where, leaf in leaves if isinstance(leaf, Iterator))
                 one = type(one) if self._is_known(one) else one
@@ -215,6 +221,11 @@ def has_own_state(value: object) -> bool:
 
 def _is_of_script(kind: type) -> bool:
     return is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "<")
+
+
+def _place(name: str, value: object) -> str:
+    """A name in words: every class calls its object self."""
+    return type(value).__name__ if name == "self" else name
 
 
 def _items(value: object) -> Iterable[tuple[str, object]]:

@@ -167,14 +167,14 @@ def test_a_model_that_this_host_has_no_memory_for_is_refused(
     monkeypatch.setattr(empty_init, "available_bytes", lambda: 1000)
     with world.empty_init():
         layer = nn.Linear(15, 15)
-    words = r"weight takes 0\.04 GB, of which 0\.00 GB are left"
+    words = r"It has 0\.00 GB left\. weight needs 0\.04 GB\."
     with pytest.raises(SpecError, match=words) as raised, world.empty_init():
         nn.Linear(3000, 3000)
     assert "--mem" in str(raised.value)
     with world.empty_init():
         copy.deepcopy(layer)
     monkeypatch.setattr(empty_init, "available_bytes", lambda: 800)
-    with pytest.raises(SpecError, match="a copy takes"), world.empty_init():
+    with pytest.raises(SpecError, match="a copy needs"), world.empty_init():
         copy.deepcopy(layer)
 
 
