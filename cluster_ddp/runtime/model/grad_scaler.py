@@ -14,41 +14,63 @@ log = logging.getLogger("cluster_ddp")
 
 
 class GradScaler(torch.amp.GradScaler):
-    """From `World.grad_scaler`. Knows whether it has scaled a loss since its last `unscale_` or `update`."""
+    """From `World.grad_scaler`. Says once if it unscales or steps an optimizer whose gradients were clipped before."""
 
     def __init__(self, device: str, *, enabled: bool) -> None:
         """Take torch's defaults for all that is not named here."""
         super().__init__(device, enabled=enabled)
-        self.has_scaled = False
-        self.has_told = False
+        self._has_told = False
+        self._has_scaled = False
+        self._unscaled: set[int] = set()
+        self._clipped: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         _of_this_process.add(self)
 
     def scale(self, outputs: Any) -> Any:
         """As torch's."""
-        self.has_scaled = self.is_enabled()
+        self._has_scaled = self.is_enabled()
         return super().scale(outputs)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """As torch's."""
+        self._tell_of_clipped(optimizer)
         super().unscale_(optimizer)
-        self.has_scaled = False
+        self._unscaled.add(id(optimizer))
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """As torch's."""
+        self._tell_of_clipped(optimizer)
+        return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """As torch's."""
         super().update(new_scale)
-        self.has_scaled = False
+        self._has_scaled = False
+        self._unscaled.clear()
+        self._clipped.clear()
+
+    def note_clipped(self, model: torch.nn.Module) -> None:
+        """Note that a model's gradients are clipped: wrong if this scaler has scaled its loss."""
+        if self._has_scaled:
+            self._clipped.add(model)
+
+    def _tell_of_clipped(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._has_told or not self._clipped or id(optimizer) in self._unscaled:
+            return
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        clipped = {id(parameter) for model in self._clipped for parameter in model.parameters()}
+        if own & clipped:
+            self._has_told = True
+            found = (
+                f"they are {self.get_scale():g} times as large as they should be: the GradScaler has scaled the loss."
+            )
+            error = SpecError("Clipping gradients:", found, "call scaler.unscale_(optimizer) before")
+            log.error("%s\nTraining continues.", error)
 
 
 _of_this_process: weakref.WeakSet[GradScaler] = weakref.WeakSet()
 
 
-def tell_of_clipping() -> None:
-    """Gradients are about to be clipped: say once of each scaler if they are scaled."""
+def note_clipped(model: torch.nn.Module) -> None:
+    """Let each GradScaler of this process know that a model's gradients are about to be clipped."""
     for scaler in _of_this_process:
-        if scaler.has_scaled and not scaler.has_told:
-            scaler.has_told = True
-            found = (
-                f"they are {scaler.get_scale():g} times as large as they should be: the GradScaler has scaled the loss."
-            )
-            error = SpecError("Clipping gradients:", found, "call scaler.unscale_(optimizer) before")
-            log.error("%s\nTraining continues.", error)
+        scaler.note_clipped(model)

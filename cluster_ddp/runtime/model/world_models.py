@@ -15,7 +15,7 @@ from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.model import ddp, empty_init, model_wrapping
 from cluster_ddp.runtime.model.dtensor_pieces import content, full
-from cluster_ddp.runtime.model.grad_scaler import GradScaler, tell_of_clipping
+from cluster_ddp.runtime.model.grad_scaler import GradScaler, note_clipped
 from cluster_ddp.runtime.model.model_wrapping import Blocks, Sharded, Strategy
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Models(Collectives):
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
         if self.is_main:
-            tell_of_clipping()
+            note_clipped(model)
         given = [one for one in model.parameters() if one.grad is not None]
         norm = full(torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type))
         self.synchronize()

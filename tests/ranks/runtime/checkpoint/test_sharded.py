@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import cluster_ddp
 from cluster_ddp import CheckpointError
+from cluster_ddp.run.names import File
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.model.ddp import unwrapped
@@ -222,7 +223,7 @@ def resume_from_damaged() -> None:
         for number, (name, damage) in enumerate(DAMAGES.items()):
             copy = run.with_name(f"copy {number}")
             if world.is_main:
-                shutil.copytree(run, copy)
+                shutil.copytree(run, copy, ignore=shutil.ignore_patterns(File.STACK.format("*")))  # ranks move theirs
                 damage(next((copy / "checkpoints" / "step-00000012.shards").glob("rank-1-*")))
                 for orphan in ("step-00000012.shards.damaged", "step-00000011.shards"):
                     shutil.copytree(run / "checkpoints" / "step-00000010.shards", copy / "checkpoints" / orphan)

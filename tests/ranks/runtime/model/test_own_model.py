@@ -195,6 +195,9 @@ def test_clipped_gradients_are_scaled_back_before_or_it_is_said(
         clipped_step(world, one, half)
         clipped_step(world, other, also_half)
         clipped_step(world, other, full, unscales=False)
+    also_half.scale(other(torch.ones(1, 1)).sum()).backward()
+    clipped_step(world, one, half)
+    also_half.unscale_(torch.optim.SGD(other.parameters(), lr=0.1))
     assert not caplog.records
     for _ in range(2):
         clipped_step(world, one, half, unscales=False)
