@@ -1,6 +1,6 @@
 """Many forked ranks on one node: `python benchmarks/forked_ranks.py [--ranks 64] [--rounds 3]`.
 
-It runs what `--launcher fork` starts on each node, without Slurm. It measures the time from the start until all ranks
+It runs `cluster-ddp launch --launcher fork`, without Slurm. It measures the time from the start until all ranks
 have met, and from then until the last rank has ended. Prints JSON.
 """
 
@@ -49,7 +49,8 @@ def seconds(ranks: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "meets.py").write_text(MEETS)
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-        command = [sys.executable, "-m", "cluster_ddp.runtime.fork", "--ranks", str(ranks), "--", "meets.py"]
+        launch = ["-m", "cluster_ddp", "launch", "--launcher", "fork", "--ranks", str(ranks)]
+        command = [sys.executable, *launch, "--", sys.executable, "meets.py"]
         begun = time.time()
         subprocess.run(command, cwd=folder, env=env, stdout=sys.stderr, check=True)
         ended = time.time()

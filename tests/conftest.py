@@ -59,7 +59,7 @@ _LONGEST = (
     *("test_hang_watch.py", "test_wrong_loops.py", "test_examples.py", "test_options.py", "test_loop.py"),
     *("test_detection_example.py", "test_workers_end.py", "test_parts.py", "test_unsaved.py", "test_exactness.py"),
     *("test_foreign_runs.py", "test_streams.py", "test_links.py", "test_sharded.py", "test_local.py"),
-    *("test_local_launchers.py", "test_warm_process.py", "test_submit_plan.py", "test_evaluation.py", "test_make.py"),
+    *("test_local_launchers.py", "test_seed.py", "test_submit_plan.py", "test_evaluation.py", "test_make.py"),
 )
 
 _LONGEST_ON_SLURM = (

@@ -103,16 +103,12 @@ def _as_others_saw(end: End, ends: Sequence[End]) -> End:
 
 
 def _ended_early(ends: Sequence[End], consequence: End) -> End | None:
-    if consequence.rank is None:  # it failed after its ranks
-        return None
     before = ends[: next(index for index, one in enumerate(ends) if one.rank == consequence.rank)]
     return next((one for one in before if one.status == 0 and not one.was_stopped), None)
 
 
 def _named(end: End) -> Failure:
     words = end.words or by_signal(end.status)
-    if end.rank is None and not words:
-        words = f"the parent of its ranks {end.how}"
     if end.is_oom:
         words = for_memory(words, end.status)
     return Failure(end.rank, end.host, end.status, words)
@@ -198,10 +194,10 @@ def _of_srun(match: re.Match[str]) -> Failure:
     return Failure(int(task), host, status, one_line(said))
 
 
-def last_error(log_text: str, rank: int | None) -> str:
+def last_error(log_text: str, rank: int) -> str:
     """Return the last line with an error, for scripts that do not use cluster_ddp; empty without one.
 
-    Torch writes "[rank3]: " before the errors of a rank. For the parent of several, the rank is None.
+    Torch writes "[rank3]: " before the errors of a rank.
     """
     mine, errors = f"[rank{rank}]: ", [line for line in log_text.splitlines() if _ERROR.match(line)]
     found = [line for line in errors if mine in line] or [one for one in errors if not _OF_OTHERS.match(one)]

@@ -50,8 +50,6 @@ class Options(NamedTuple):
     """How many seconds after a hang's warning ranks that do not answer end a start; 0 for never."""
     restart_args: str = ""
     """Words that are added to the command from the second start on, as a shell would split them."""
-    cold: bool = False
-    """Whether no process is kept ready that has imported torch, for a restart."""
     doctor: bool = False
     """Whether the nodes are examined first."""
     track: tuple[str, ...] = ()
@@ -184,8 +182,6 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     add("--hang-restart-s", type=number, default=0, metavar="S", help=text)
     text = "words that are added to the command from the second start on: '--resume last.pth'"
     add("--restart-args", default="", metavar="WORDS", help=text)
-    text = "keep no process ready for a restart: each rank's has torch imported, and takes its memory"
-    add("--cold", action="store_true", help=text)
     text = "for bash, once the ranks have ended, before a requeue; $status is theirs: 'rm -rf \"$SCRATCH\"'"
     add("--cleanup", metavar="LINES", help=text)
     add("--time-limit-s", type=count, metavar="S", help="with --ranks: time limit of each start, in seconds")

@@ -9,8 +9,7 @@ from typing import NamedTuple
 class End(NamedTuple):
     """How a rank ended, as its supervisor says."""
 
-    rank: int | None
-    """None for the parent of several ranks."""
+    rank: int
     host: str
     status: int
     """Its exit status; 128 + N if signal N ended it."""

@@ -27,7 +27,6 @@ from cluster_ddp.agent.job import inherited_env, launch_job
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import SlurmJob
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.task import python_module, rank_command
 from cluster_ddp.argument_parser import ASKED, Parser, joined, value_of
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.run.names import Env
@@ -167,10 +166,6 @@ def preview(job: SlurmJob | LocalJob) -> str:
     is_alone = isinstance(job, LocalJob) and job.options.launcher == "srun"
     lines = [f"{counted(nodes * each, 'rank')}{where}, {'each ' if is_alone else ''}started by", ""]
     lines += _wrapped(job.command())
-    if job.options.launcher != "srun":
-        of_job = job.env if isinstance(job, SlurmJob) else os.environ
-        in_task, _ = rank_command.launched(job.options, {**of_job, **place})
-        lines += ["", "which runs on each node", "", *_wrapped(python_module.shown(in_task))]
     lines += ["", "Beside the variables of this shell, rank 0 gets", ""]
     return "\n".join([*lines, *(f"  {name}={shlex.quote(place[name])}" for name in shown)])
 

@@ -27,7 +27,7 @@ class Failure(NamedTuple):
     """What failed first."""
 
     rank: int | None
-    """None for the parent of several ranks, or a task that has several."""
+    """None for a task that has several."""
     host: str
     """Empty if unknown."""
     status: int

@@ -23,7 +23,7 @@ class Failed(NamedTuple):
     node: str
     """Where it failed first; empty if unknown."""
     rank: int | None
-    """Which rank failed first; None if it was the parent of several, or a whole node."""
+    """Which rank failed first; None if it was a task of several, or a whole node."""
     words: str
     """Why, in one line; empty if only the status is known."""
     step: int | None = None

@@ -27,7 +27,7 @@ def agent_options(spec: JobSpec, **more: Any) -> Options:
     """Return what the agent needs of a specification, with further fields of `Options` or other values of them."""
     same = [
         *("command", "launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "hang_restart_s"),
-        *("restart_args", "cold", "chain", "doctor", "track", "container", "container_image", "srun_options"),
+        *("restart_args", "chain", "doctor", "track", "container", "container_image", "srun_options"),
     ]
     values = {name: getattr(spec, name) for name in same} | more
     if spec.max_nodes is not None:  # the job has no number of tasks then

@@ -97,8 +97,6 @@ class JobSpec:
     answer. It needs `restarts`. 0: not before the collective timeout."""
     restart_args: str = ""
     """Words to add to the command from its second start on, quoted as for a shell, such as "--resume last.pth"."""
-    cold: bool = False
-    """Whether to keep no process ready for a restart. Each rank's has torch imported, and takes its memory."""
     launcher: Launcher = "srun"
     """srun: one task per rank. fork: one task per node; it imports torch once and forks the ranks; for Python scripts
     and modules."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
+import sys
 from typing import Any
 
 import several
@@ -137,7 +138,7 @@ def a_warning_stops_it(lab: Lab, *, cuda_graph: bool) -> None:
 
 def the_fork_launcher_trains_the_same(lab: Lab) -> None:
     """A rank that was forked after torch's import uses the GPU, and ends with the same weights."""
-    launcher = ("-m", "cluster_ddp.runtime.fork", "--ranks", "1", "--")
+    launcher = ("-m", "cluster_ddp", "launch", "--ranks", "1", "--launcher", "fork", "--", sys.executable)
     forked = lab.train(launcher=launcher, **_EXACT, **_whole(lab))
     assert forked.statuses == [0], f"exit statuses {forked.statuses}:\n{forked.text}"
     plain = lab.trained(**_EXACT, **_whole(lab))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -85,11 +84,3 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     reported = place.slurm.run(sys.executable, "-m", "cluster_ddp", "report", str(run_dir), cwd=place.folder).stdout
     shown = r"COMPLETED\n.*1 requeue\n.*By node\n  node1 .* of 2 CPUs.*\n  node2 .* of 2 CPUs"
     assert re.search(shown, reported, re.DOTALL), reported
-
-
-def test_in_a_step_of_ones_own(place: Place) -> None:
-    """Without our templates: srun with one task on each node."""
-    hello, fork = shlex.quote(f"{ROOT}/examples/hello_ddp.py"), "python -m cluster_ddp.runtime.fork --ranks 2"
-    script = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:2\nsrun {fork} -- {hello}\n"
-    said = place.slurm.submit(script, place.folder).succeed()
-    assert re.findall(r"rank (\d) of 4 on node\d", said) == ["0", "1", "2", "3"]

@@ -47,7 +47,7 @@ class TaskReports:
         self._lock = threading.Lock()
         self._begun: set[int] = set()
         self._ends: list[End] = []
-        self._ended: set[tuple[int | None, str]] = set()
+        self._ended: set[tuple[int, str]] = set()
         self._gone: list[End] = []
         self._alone: set[int] = set()
         self._idle: dict[int, int] = {}  # number of a task -> its exit status
@@ -155,10 +155,7 @@ class TaskReports:
         """The log of a rank; None if it is the job's, or there is no rank."""
         if one is None:
             return None
-        number = one.rank
-        if number is None and not self._tasks:
-            number = 0
-        return None if self._folder is None or number is None else self._folder / File.TASK_LOG.format(number)
+        return None if self._folder is None or one.rank is None else self._folder / File.TASK_LOG.format(one.rank)
 
     def _first_failure(self, said: str) -> Failure | None:
         silent, of_ranks = None, self._launcher == "srun"
@@ -171,7 +168,7 @@ class TaskReports:
         return first or first_failure.by_srun(said, of_ranks=of_ranks)
 
     def _last_error(self, end: End) -> str:
-        """For a script that does not use cluster_ddp, and a parent of ranks: the last error in its log."""
+        """For a script that does not use cluster_ddp: the last error in its log."""
         path = self.log_of(end)
         return first_failure.last_error(self._logs.of_job() if path is None else self._logs.of(path), end.rank)
 
@@ -184,7 +181,7 @@ class TaskReports:
             elif self._is_closed:
                 pass
             elif message["kind"] == "hello":
-                if self._tasks and message["task"] is not None:
+                if self._tasks:
                     self._begun.add(int(message["task"]))
                     self.step_id = message.get("step_id") or self.step_id
             elif message["kind"] == "ended":
@@ -210,8 +207,7 @@ class TaskReports:
     def gone(self, hello: Message) -> None:
         """Note the ranks of a connection that has ended before it said how they ended."""
         with self._lock:
-            ranks = hello["ranks"] or [None]  # around the parent of several ranks
-            lost = [rank for rank in ranks if (rank, hello["host"]) not in self._ended]
+            lost = [rank for rank in hello["ranks"] if (rank, hello["host"]) not in self._ended]
             self._gone += [End(rank, hello["host"], outcome.KILL) for rank in lost]
             if hello.get("stays"):
                 self._lost[int(hello["task"])] = hello["host"]

@@ -24,12 +24,11 @@ _ALONE_LOOKS = 17  # a short training has been alone for so long that it was no 
 
 
 class GroupCheck:
-    """Looks at the process of a rank (None: the parent of several). Reports one that trains alone to the job."""
+    """Looks at the process of a rank. Reports one that trains alone to the job."""
 
-    def __init__(self, pid: int, rank: int | None, world_size: int, notes: Notes, client: Client) -> None:
+    def __init__(self, pid: int, rank: int, world_size: int, notes: Notes, client: Client) -> None:
         self._pid, self._rank, self._notes, self._client = pid, rank, notes, client
-        is_one_of_many = rank is not None and world_size > 1
-        self._look_at = time.monotonic() + EVERY_S if is_one_of_many else _NEVER
+        self._look_at = time.monotonic() + EVERY_S if world_size > 1 else _NEVER
         self._last_at = time.monotonic() + LAST_LOOK_S
         self._suspensions = processes.Suspensions()
         self._looks = 0  # that found it alone, up to the newest one

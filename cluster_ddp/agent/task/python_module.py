@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from cluster_ddp.agent import command_program
 
-FORK = "cluster_ddp.runtime.fork.__main__"
-"""The launcher that forks ranks."""
 _FIND = "import sys; here = sys.path[:1] == ['']; del sys.path[: int(here)]; from {} import main; "
 _RUN = "sys.exit(main())"
 _RUN_PROGRAM = "sys.path[:0] = [''] * here; main()"
@@ -30,14 +28,3 @@ def words(module: str, *, runs_program: bool = False) -> list[str]:
 def doctor(command: Sequence[str]) -> list[str]:
     """Return the command that examines a node by the Python of a command, in seconds."""
     return [command_program.interpreter(command), *words("cluster_ddp.doctor.__main__"), "--quick"]
-
-
-def shown(command: Sequence[str]) -> list[str]:
-    """Return a command as people would write it: with -m."""
-    start, end = _FIND.split("{}")
-    found = list(command)
-    for at, word in enumerate(found):
-        if word.startswith(start):
-            module = word.removeprefix(start).partition(end)[0]
-            found[at - 1 : at + 1] = ["-m", module.removesuffix(".__main__")]
-    return found

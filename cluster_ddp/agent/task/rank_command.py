@@ -1,4 +1,4 @@
-"""The command that starts the ranks of a node: the user's own, or the fork launcher's; in containers, too.
+"""The command of a rank; in containers, too.
 
 Containers are those of Apptainer (or Singularity) and of Pyxis, srun's plugin.
 
@@ -13,9 +13,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.task import python_module
 from cluster_ddp.errors import JobError
 from cluster_ddp.run.names import Env
 
@@ -47,18 +45,9 @@ export RANK="${RANK-$SLURM_PROCID}" LOCAL_RANK="${LOCAL_RANK-$SLURM_LOCALID}" NO
 exec "$@\""""
 
 
-def launched(options: Options, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return the command that starts the ranks of a node, and its environment: the user's own with srun."""
-    command, env = list(options.command), dict(env)
-    command += shlex.split(options.restart_args) if env.get(Env.START, "0") != "0" else []
-    ranks = env["LOCAL_WORLD_SIZE"]
-    if options.launcher == "fork":
-        at = command_program.interpreter_words(command)
-        run_dir = env.get(Env.RUN_DIR)
-        forking = [*python_module.words(python_module.FORK, runs_program=True), f"--ranks={ranks}"]
-        forking += [f"--log-dir={run_dir}"] if run_dir else []
-        return [*command[:at], *forking, "--", *command[at:]], env
-    return command, env
+def of_start(options: Options, env: Mapping[str, str]) -> list[str]:
+    """Return the command of a rank: the user's, from the second start on with the words of --restart-args."""
+    return [*options.command, *(shlex.split(options.restart_args) if env.get(Env.START, "0") != "0" else [])]
 
 
 def in_container(

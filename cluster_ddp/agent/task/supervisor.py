@@ -1,6 +1,6 @@
 """The one supervisor of processes: it starts commands, passes signals on, ends all when one fails, reports each end.
 
-A task's agent keeps one command, `--launcher fork` the ranks that it has forked, a job on this machine all its ranks.
+A task's agent keeps its ranks, a job on this machine the agents of its tasks, a job of Slurm its srun.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Supervisor:
         self._running: dict[int, int | None] = {}  # process id -> rank
         self._statuses: list[int] = []  # other than 0, in the order in which they came
         self._pending = PendingSignals(takers, self._say_it_waits)
+        self._early: list[signal.Signals] = []  # came while commands were started
         self._term_at = self._kill_at = _NEVER  # on the clock of time.monotonic()
         self._suspensions, self._is_ending = processes.Suspensions(), False
         self.has_killed = False
@@ -89,16 +90,14 @@ class Supervisor:
         """Start a command. Returns its process id.
 
         Args:
-            rank: its rank; None for the parent of several.
+            rank: its rank; None for srun, which stands for all.
             command, env, log: see `spawn`, also for errors.
             ignore_warnings: start it with USR1 and USR2 ignored, until it has a handler.
         """
         ignored = signals.WARNINGS if ignore_warnings else ()
-        early = signals.taken(ignored)
+        self._early += signals.taken(ignored)
         pid = spawn(command, env, log=log, default=self._held, ignored=ignored)
         self.adopt(rank, pid)
-        for number in early:
-            self.received(number)
         return pid
 
     def adopt(self, rank: int | None, pid: int) -> None:
@@ -121,6 +120,8 @@ class Supervisor:
             tick: is called after each event. It returns after how many seconds it is to be called at the latest.
             until: is asked after each event whether to wait no longer.
         """
+        while self._early:
+            self.received(self._early.pop(0))
         self._reap()
         while self._running and not (until is not None and until()):
             wait_s = _LONGEST_WAIT_S if tick is None else tick()
@@ -170,21 +171,23 @@ class Supervisor:
 
     def _ended(self, rank: int | None, code: int) -> None:
         status = code if code >= 0 else 128 - code
-        note = None if rank is None else self._notes.failure(rank)
-        # The parent of several ranks ends with a status of its own because of one of them.
-        words, consequence, step, waits = note or FailureNote("", rank is None and code >= 0)
-        is_oom = status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM) and processes.oom_kills() != self._oom_kills
-        was_stopped = status == EXIT_STOPPED or self._notes.is_stopped(rank)
-        host = node_name(os.environ)
-        self._tell(End(rank, host, status, words, consequence, is_oom, was_stopped, step, waits))
-        if is_oom:
-            say(f"The kernel has killed a process of {_name(rank)} on {host} for memory (oom_kill).")
+        if rank is not None:
+            self._say_how(rank, status)
         if status == 0:
             return
         self._statuses.append(status)
         if not self._is_ending:
             wait_s = _UNTIL_TERM_S.get(status, 0.0)
             self._term_at = min(self._term_at, time.monotonic() + wait_s)
+
+    def _say_how(self, rank: int, status: int) -> None:
+        words, consequence, step, waits = self._notes.failure(rank) or FailureNote("", False)
+        is_oom = status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM) and processes.oom_kills() != self._oom_kills
+        was_stopped = status == EXIT_STOPPED or self._notes.is_stopped(rank)
+        host = node_name(os.environ)
+        self._tell(End(rank, host, status, words, consequence, is_oom, was_stopped, step, waits))
+        if is_oom:
+            say(f"The kernel has killed a process of rank {rank} on {host} for memory (oom_kill).")
 
     def _end_overdue(self) -> None:
         """Send TERM, and later KILL, to the commands that still run, when that is due."""
@@ -201,8 +204,7 @@ class Supervisor:
 
 
 def _name(rank: int | None) -> str:
-    """For messages. None is a process that forks."""
-    return "the ranks' parent" if rank is None else f"rank {rank}"
+    return "srun" if rank is None else f"rank {rank}"
 
 
 def status_of(statuses: Sequence[int]) -> int:

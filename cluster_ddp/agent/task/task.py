@@ -1,6 +1,6 @@
-"""`task`: what each task of a step runs. It prepares the rank's place, starts the command, and keeps it.
+"""`task`: what each task of a step runs. It prepares the place of its ranks, starts them, and keeps them.
 
-The command is the user's; with fork, the parent of a node's ranks.
+With srun it has one rank; with fork, all of its node's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import python_module, rank_command, signals
+from cluster_ddp.agent.task import node_ranks, python_module, rank_command, signals
 from cluster_ddp.agent.task.no_process_group import GroupCheck
 from cluster_ddp.agent.task.orders import Orders
+from cluster_ddp.agent.task.seed_process import Seed
 from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
-from cluster_ddp.agent.task.warm_process import Warm
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError, one_line
 from cluster_ddp.run import outcome
 from cluster_ddp.run.files import open_own
@@ -36,68 +36,74 @@ PATIENCE_S = 60.0
 
 
 def run(options: Options) -> int:
-    """Keep the command of a task of Slurm. Returns its exit status."""
+    """Keep the ranks of a task. Returns their exit status."""
     env = dict(os.environ)
     if Env.LOCAL_JOB_ID in env:
         # Slurm ends what a killed job leaves behind; here nobody would.
         processes.end_with_parent(signal.SIGTERM, os.getppid())
     else:
         env |= launch_env.of_task(options, env)
-    rank = int(env["RANK"]) if options.launcher == "srun" else None
     if options.venv is None:
-        return Task(options, rank, env).keep()
+        return Task(options, env).keep()
     from cluster_ddp.agent.task import staged_env  # few tasks need it
 
     tasks = int(env["LOCAL_WORLD_SIZE"]) if options.launcher == "srun" else 1
     staged = staged_env.use(options.venv, options.command, env, tasks=tasks)
     try:
-        return Task(options._replace(command=tuple(staged.command)), rank, staged.env).keep()
+        return Task(options._replace(command=tuple(staged.command)), staged.env).keep()
     finally:
         staged_env.remove(staged)
 
 
 class Task:
-    """A task's command. Its rank is None for the parent of several."""
+    """A task's ranks."""
 
-    def __init__(self, options: Options, rank: int | None, env: Mapping[str, str]) -> None:
-        self._options, self._rank, self._env = options, rank, env
+    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+        self._options, self._env = options, env
+        self._ranks = [int(env["RANK"])] if options.launcher == "srun" else node_ranks.of_task(env)
         self._client = Client.of_job(env)
         self._orders: Orders | None = None
-        self._check: GroupCheck | None = None
+        self._checks: dict[int, GroupCheck] = {}
         self._may_be_left = True  # ranks of an earlier start, here
         self._got_term = False  # Slurm ends the step here: KILL follows
-        self._warm = Warm(options if options.stays else options._replace(cold=True))
+        self._seed = Seed(options, gives_up=self._is_to_end)
 
     def keep(self) -> int:
-        """Keep the command, again as often as the job says, and report each end. Returns its last exit status."""
+        """Keep the ranks, again as often as the job says, and report each end. Returns their last exit status."""
+        processes.adopt_orphans()
         with contextlib.closing(self._client):
             if self._options.stays and self._client.is_connected:
                 return self._keep_for_the_job()
             if self._options.waits:
                 say("The job's agent can't be reached: this task does not wait for the next start.")
                 return USAGE_EXIT_STATUS
-            return self._start()
+            status = self._start()
+            self._seed.end()
+            return status
 
     def _keep_for_the_job(self) -> int:
-        """Start the command whenever the job says so, until it is over."""
+        """Start the ranks whenever the job says so, until it is over."""
         status, waits = 0, self._options.waits
-        processes.adopt_orphans()
         self._orders = Orders(self._client, waits or int(self._env[Env.START]), wake)
         if waits:
-            command, env = rank_command.launched(self._options, self._env)
-            self._warm.begin(command, {**env, Env.NOTES: os.devnull}, at_once=True)  # so that it is known as a rank
-            self._warm.look()
+            env = {**self._env, Env.NOTES: os.devnull}  # so that it is known as a rank
+            self._seed.start(rank_command.of_start(self._options, env), env)
             self._client.always["standby"] = waits
             self._client.say("waiting", **self._place())
         is_to_start = not waits or self._is_to_start_again()
         while is_to_start:
             status = self._start()
-            self._may_be_left = not processes.kill_all_below(but=self._warm.pid)
+            self._may_be_left = not processes.kill_all_below(but=self._seed.pid)
             got_term = self._got_term or signal.SIGTERM in signal.sigpending()
             self._client.say("idle", task=self._env["SLURM_PROCID"], status=status, got_term=got_term)
             is_to_start = self._is_to_start_again()
-        self._warm.end()
+        self._seed.end()
         return status
+
+    def _is_to_end(self) -> bool:
+        """Whether the start ends before it has begun."""
+        must_end = self._orders is not None and self._orders.must_end
+        return must_end or signal.SIGTERM in signal.sigpending()
 
     def _is_to_start_again(self) -> bool:
         """Wait for the next start, and take its variables. False if the job is over."""
@@ -117,13 +123,12 @@ class Task:
 
     def _place(self) -> dict[str, object]:
         """What the job must know of this task."""
-        ranks, task = [] if self._rank is None else [self._rank], self._env.get("SLURM_PROCID")
-        step_id = self._env.get("SLURM_STEP_ID", "")
-        place = {"ranks": ranks, "host": node_name(os.environ), "task": task, "step_id": step_id}
+        task, step_id = self._env.get("SLURM_PROCID"), self._env.get("SLURM_STEP_ID", "")
+        place = {"ranks": self._ranks, "host": node_name(os.environ), "task": task, "step_id": step_id}
         return {**place, "stays": self._options.stays}
 
     def _start(self) -> int:
-        """Start the command, and wait for its end. Returns its exit status."""
+        """Start the ranks, and wait for their ends. Returns their exit status."""
         with rank_notes.folder() as folder:
             own = {Env.NOTES: str(folder), Env.AGENT: processes.identity(os.getpid())}
             return self._kept({**self._env, **own}, Notes(folder))
@@ -132,20 +137,20 @@ class Task:
         self._client.say("hello", **self._place())
         try:
             if self._orders is not None and self._may_be_left:
-                kill_earlier_ranks(env)
+                kill_earlier_ranks(env, but=self._seed.pid)
             if self._options.doctor and (status := self._examined(env, notes)):
                 return status
             supervisor = Supervisor(notes, self._tell)
-            pid = self._begun(supervisor, env)
+            pids = self._begun(supervisor, env)
         except (OSError, ClusterDDPError) as error:
             status, why = _not_started(self._options.command, error)
-            self._tell(End(self._rank, node_name(os.environ), status, why))
+            self._tell(End(self._ranks[0], node_name(os.environ), status, why))
+            processes.kill_all_below(but=self._seed.pid)  # others may have started
             return status
-        check = self._check = GroupCheck(pid, self._rank, int(env.get("WORLD_SIZE", "1")), notes, self._client)
+        world_size = int(env.get("WORLD_SIZE", "1"))
+        self._checks = {rank: GroupCheck(pid, rank, world_size, notes, self._client) for rank, pid in pids.items()}
         orders = self._orders
-        status = supervisor.keep(
-            lambda: self._look(supervisor, check), until=lambda: orders is not None and orders.must_end
-        )
+        status = supervisor.keep(lambda: self._look(supervisor), until=lambda: orders is not None and orders.must_end)
         if supervisor.is_running:  # the job ends this start
             supervisor.kill()
             status = outcome.KILL
@@ -153,33 +158,51 @@ class Task:
         return status
 
     def _tell(self, end: End) -> None:
-        if end.status == 0 and self._check is not None:
-            self._check.ended()
+        if end.status == 0 and end.rank in self._checks:
+            self._checks[end.rank].ended()
         self._client.say("ended", **end._asdict())
 
-    def _begun(self, supervisor: Supervisor, env: Mapping[str, str]) -> int:
-        """Start the rank, in the process that waits for that if there is one. Returns its process id."""
-        options = self._options
+    def _begun(self, supervisor: Supervisor, env: Mapping[str, str]) -> dict[int, int]:
+        """Start the ranks: forked, or else anew. Returns rank -> process id."""
+        options, pids = self._options, {}
+        command = rank_command.of_start(options, env)
         ignored = options.ignore_warnings and not signals.is_shell(options.command)
-        rank = rank_command.in_container(options, *rank_command.launched(options, env), ignored)
-        pid = self._warm.become(*rank, ignore_warnings=ignored)
-        if pid is None:
-            pid = supervisor.start(self._rank, *rank, ignore_warnings=ignored)
-        else:
-            supervisor.adopt(self._rank, pid)
-        if self._orders is not None:
-            self._warm.begin(rank[0], {**rank[1], Env.START: str(int(env[Env.START]) + 1)})
-        return pid
+        self._seed.look()
+        self._seed.start(command, env)
+        for rank in self._ranks:
+            own, log, cpus = self._own(rank, env)
+            pid = self._seed.fork(command, own, log=log, cpus=cpus, ignore_warnings=ignored)
+            if pid is None:
+                words = rank_command.in_container(options, command, own, ignored)
+                pid = supervisor.start(rank, *words, log=log, ignore_warnings=ignored)
+                with contextlib.suppress(OSError):  # it has just ended
+                    os.sched_setaffinity(pid, cpus)
+            else:
+                supervisor.adopt(rank, pid)
+            pids[rank] = pid
+        if self._ranks[0] == 0 and (options.launcher == "fork" or self._checks):  # not of a first start as by srun
+            self._seed.say()
+        return pids
 
-    def _look(self, supervisor: Supervisor, check: GroupCheck) -> float:
-        if self._warm.was_killed():
+    def _own(self, rank: int, env: Mapping[str, str]) -> tuple[Mapping[str, str], Path | None, set[int]]:
+        """Return the environment of a rank, its log if it is not the task's, and its CPUs."""
+        cpus = os.sched_getaffinity(0)
+        if self._options.launcher == "srun":
+            return env, None, cpus
+        local_rank, ranks = self._ranks.index(rank), len(self._ranks)
+        own = node_ranks.environment(env, local_rank)
+        log = Path(env[Env.RUN_DIR]) / File.TASK_LOG.format(rank) if env.get(Env.RUN_DIR) else None
+        return own, log, node_ranks.share_of_cpus(cpus, local_rank, ranks, env)
+
+    def _look(self, supervisor: Supervisor) -> float:
+        if self._seed.look():
             supervisor.count_oom_kills()
-        return min(check.look(), self._warm.look())
+        return min(check.look() for check in self._checks.values())
 
     def _examined(self, env: Mapping[str, str], notes: Notes) -> int:
         """Run the doctor before the ranks: it takes seconds. Returns its exit status."""
-        env, rank = dict(env), self._rank
-        if rank is None:  # one examines the node, which stands for a rank
+        env, rank = dict(env), self._ranks[0]
+        if self._options.launcher == "fork":  # one examines the node, which stands for a rank
             env[Env.GPUS_PER_TASK] = str(int(env["LOCAL_WORLD_SIZE"]) * self._options.gpus_per_task)
             env = {name: value for name, value in env.items() if name not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
             if Env.LOCAL_JOB_ID in env:
@@ -207,8 +230,10 @@ def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tu
     return status, one_line(f"{error.asked} {error.found}")
 
 
-def kill_earlier_ranks(env: Mapping[str, str]) -> None:
+def kill_earlier_ranks(env: Mapping[str, str], *, but: int | None = None) -> None:
     """Kill the ranks of earlier starts of the job in this place, whose GPUs a new start needs. Wait for their ends.
+
+    But one process: the seed of the new start.
 
     Raises:
         JobError: one does not end.
@@ -218,7 +243,7 @@ def kill_earlier_ranks(env: Mapping[str, str]) -> None:
     while left := [
         pid
         for pid, found in processes.environments(of_place).items()
-        if Env.NOTES in found and found.get(Env.START) != env[Env.START]  # agents have no notes
+        if Env.NOTES in found and found.get(Env.START) != env[Env.START] and pid != but  # agents have no notes
     ]:
         if time.monotonic() > deadline:
             what = f"process {left[0]} of an earlier start does not end within {PATIENCE_S:g} s of KILL."

@@ -1,4 +1,4 @@
-"""What a rank is bound to: the GPUs it may see, and CPUs near its GPU or an equal share of the node's. No torch."""
+"""What a rank is bound to: the GPUs it may see, and CPUs near its GPU. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster_ddp.slurm import variables
-from cluster_ddp.slurm.variables import Variables
-
-if TYPE_CHECKING:  # the process that forks the ranks divides the CPUs
+if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("cluster_ddp")
@@ -21,7 +18,6 @@ GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DE
 """They limit the visible GPUs."""
 _DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
 _PCI = Path("/sys/bus/pci/devices")
-_CPUS = Path("/sys/devices/system/cpu")
 
 
 def open_driver(descriptors: Path = Path("/proc/self/fd")) -> str | None:
@@ -103,25 +99,3 @@ def parse(text: str) -> set[int]:
         first, _, last = part.partition("-")
         cpus |= set(range(int(first), int(last or first) + 1))
     return cpus
-
-
-def share_of_cpus(cpus: set[int], local_rank: int, ranks: int, env: Mapping[str, str]) -> set[int]:
-    """Return the CPUs for one of a node's ranks: neighbours, in equal numbers for all ranks, give or take one.
-
-    All ranks get all CPUs if there are fewer CPUs than ranks, or more than SLURM_CPUS_ON_NODE (then Slurm does not bind
-    tasks).
-    """
-    given = Variables(env).integer(*variables.CPUS_ON_NODE)
-    if len(cpus) < ranks or (given is not None and len(cpus) > given):
-        return cpus
-    ordered = sorted(cpus, key=_place)
-    return set(ordered[len(cpus) * local_rank // ranks : len(cpus) * (local_rank + 1) // ranks])
-
-
-def _place(cpu: int) -> tuple[int, int, int]:
-    """Socket, core, CPU: so the hyper-threads of a core are neighbours, whatever their numbers."""
-    topology = _CPUS / f"cpu{cpu}" / "topology"
-    try:
-        return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text()), cpu
-    except OSError:
-        return 0, cpu, cpu

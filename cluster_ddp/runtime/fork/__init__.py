@@ -1,7 +1,5 @@
-"""`--launcher fork`: one process per node imports torch once, then forks the ranks. And what restarts need of that.
+"""Ranks that are forked by a process that has imported torch: in each node's task, and for restarts.
 
-__main__           `python -m cluster_ddp.runtime.fork`
-forked_program     the modules imported before the fork, and the script or module that each rank runs
-rank_environments  the variables of every rank of a node
-warm_rank          `--restarts`: a process that has imported them, and becomes a rank
+seed            that process
+forked_program  the modules that it imports, and the script or module that each rank runs
 """

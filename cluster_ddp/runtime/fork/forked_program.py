@@ -42,10 +42,8 @@ _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-def load(more: Sequence[str] = (), *, forks: bool = True) -> None:
+def load(more: Sequence[str] = ()) -> None:
     """Import `MODULES`, then `more`. The environment stays as it is.
-
-    This process `forks` the ranks, or else becomes one, and only waits for that.
 
     Raises:
         ForkError: one of `more` can't be imported; or a module has initialised CUDA or HIP, or started threads, which a
@@ -66,7 +64,7 @@ def load(more: Sequence[str] = (), *, forks: bool = True) -> None:
                 raise ForkError(asked, found, f"change {Env.PRELOAD}") from error
     gc.freeze()  # existing objects stay in memory that the ranks share
     gc.enable()
-    _check(forks)
+    _check()
 
 
 def reinit_after_fork(cpus: int) -> None:
@@ -111,17 +109,16 @@ def _kept_environ() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _check(forks: bool) -> None:
+def _check() -> None:
     import torch
 
     asked, elsewhere = "Forking the ranks:", "start one task per rank, without forking: --launcher srun"
     if torch.cuda.is_initialized() or (device := binding.open_driver()):
         seen = "" if torch.cuda.is_initialized() else f" ({device} is open)"
-        which = "forked process can't use it" if forks else "waiting process must not hold a GPU"
-        found = f"a module has initialised the GPU's driver{seen}, and a {which}."
+        found = f"a module has initialised the GPU's driver{seen}, and a forked process can't use it."
         raise ForkError(asked, found, f"leave that module out of {Env.PRELOAD}; or {elsewhere}")
     threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1 and forks:
+    if threads > 1:
         found = f"importing torch has started {threads - 1} threads, which forked processes would not have."
         raise ForkError(asked, found, elsewhere)
 

@@ -225,21 +225,6 @@ def test_a_task_that_never_began_counts_before_consequences(told: list[End], sil
 
 
 @pytest.mark.parametrize(
-    ("told", "words", "text"),
-    [
-        ([End(None, "n1", 1, "", True)], "ImportError: x", "n1: ImportError: x"),
-        ([End(None, "n1", 1, "", True)], "", "n1: the parent of its ranks ended with status 1"),
-        ([*ends(0, 0), End(None, "n1", 1, "", True)], "", "n1: the parent of its ranks ended with status 1"),
-        ([End(None, "n1", 1, "", True), *ends((1, f"!{LOST}"), 3)], "KeyError: y", "rank 1 on n1: KeyError: y"),
-    ],
-)
-def test_a_parent_of_ranks_says_why_it_failed(told: list[End], words: str, text: str) -> None:
-    """Torch is missing, for example. The failure of a rank counts before it."""
-    found = first_failure.by_ends(told, words_of=lambda end: words)
-    assert found is not None and found.text == text
-
-
-@pytest.mark.parametrize(
     ("end", "words"),
     [
         (End(0, "n1", 137, is_oom=True), "killed by the kernel for memory"),

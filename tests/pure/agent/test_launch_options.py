@@ -28,7 +28,6 @@ ALL_SET = Options(
     spare_nodes=8,
     hang_restart_s=30,
     restart_args='--resume "it\'s last.pth"',
-    cold=True,
     doctor=True,
     track=("wandb", "mlflow"),
     time_limit_s=60,

@@ -202,7 +202,7 @@ def test_the_committed_jobs_are_short_and_as_the_templates_would_have_them() -> 
 def test_the_agent_gets_what_was_asked_for(tmp_path: Path) -> None:
     """Through bash, word for word; what sbatch is given after the script follows the command."""
     same: dict[str, Any] = {
-        **{"launcher": "fork", "gpus_per_task": 2, "share": True, "max_requeues": 3, "restarts": 4, "cold": True},
+        **{"launcher": "fork", "gpus_per_task": 2, "share": True, "max_requeues": 3, "restarts": 4},
         **{"spare_nodes": 5, "hang_restart_s": 30, "restart_args": '--from "it\'s $(touch pwned)"'},
         **{"track": ("wandb", "mlflow")},
         "container": "/images/it's $(touch pwned).sif",

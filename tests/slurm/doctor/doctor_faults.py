@@ -708,7 +708,6 @@ class Variant:
     arguments: tuple[str, ...] = ("--quick",)
 
 
-FORK = ("python", "-m", "cluster_ddp.runtime.fork", "--ranks=2", "--", "-m")
 TORCHRUN = ("python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d")
 TORCHRUN += ("--rdzv-endpoint=node1:29876", "--rdzv-id=7", "-m")
 CONTAINER = ("env", "-i", 'PATH="$PATH"', 'PYTHONPATH="$PYTHONPATH"', *(f'{name}="${name}"' for name in (
@@ -722,7 +721,6 @@ HEALTHY = (
     Variant(title="each task sees one GPU", options=("--gpus-per-task=1",)),
     Variant(title="one rank", options=("--nodes=1", "--ntasks-per-node=1", "--gres=gpu:1")),
     Variant(title="torchrun", options=("--ntasks-per-node=1",), launcher=TORCHRUN),
-    Variant(title="fork", options=("--ntasks-per-node=1",), before=("CLUSTER_DDP_CPUS_PER_TASK=",), launcher=FORK),
     Variant(title="a container with some of Slurm's variables", before=CONTAINER),
     Variant(title="a step on part of the nodes", options=("--nodes=1", "--ntasks-per-node=2", "--nodelist=node2")),
     Variant(

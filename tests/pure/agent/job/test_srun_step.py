@@ -81,7 +81,6 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
         spare_nodes=1,
         hang_restart_s=30,
         restart_args="--resume",
-        cold=True,
         ignore_warnings=ignore_warnings,
     )
     verb, *words = srun_step.task(asked)[len(AGENT) :]

@@ -50,42 +50,25 @@ def test_a_connection_that_ends_without_a_word_was_killed() -> None:
     assert judged(reports).first == Failure(3, "node2", 137, AGENT_KILLED)
 
 
-def test_the_parent_of_a_nodes_ranks_is_named_by_its_node() -> None:
-    """Its agent was killed; its ranks, and those of other nodes, end by TERM after it."""
-    reports = heard(hello(task="1"), hello(2, 3, task="1"), hello(0, task="0"), ended(2, 143), ended(0, 143))
-    reports.gone(hello(host="node2"))
-    assert judged(reports).first == Failure(None, "node2", 137, AGENT_KILLED)
+def test_of_an_agent_that_was_killed_its_first_rank_is_named() -> None:
+    """Its ranks, and those of other nodes, end by TERM after it."""
+    reports = heard(hello(2, 3, task="1"), hello(0, task="0"), ended(0, 143))
+    reports.gone(hello(2, 3, host="node2"))
+    assert judged(reports).first == Failure(2, "node2", 137, AGENT_KILLED)
 
 
-@pytest.mark.parametrize("rank", [0, None])
-def test_one_that_has_told_its_end_was_not_killed(rank: int | None) -> None:
-    said = hello() if rank is None else hello(rank)
-    reports = heard(said, ended(rank, 0))
-    reports.gone(said)
+def test_one_that_has_told_its_end_was_not_killed() -> None:
+    reports = heard(hello(0), ended(0, 0))
+    reports.gone(hello(0))
     assert judged(reports).first is None
 
 
-def test_a_task_has_begun_however_many_of_it_say_hello() -> None:
-    """The parent of a node's ranks does, and each rank, which has no task's number."""
-    one = heard(hello(task="0"), hello(0, task="0"), hello(1, task="0"), hello(0, 1), launcher="fork", tasks=2)
-    assert not one.all_have_begun
-    one.hear(hello(host="node2", task="1"))
-    assert one.all_have_begun
-
-
 @pytest.mark.parametrize(
-    ("launcher", "tasks", "end", "log"),
-    [
-        ("srun", 2, End(1, "node2", 1), 1),
-        ("fork", 2, End(5, "node2", 1), 5),
-        ("fork", 2, End(None, "node2", 1), None),
-        ("fork", 0, End(None, "node2", 1), 0),
-    ],
+    ("one", "log"), [(End(5, "node2", 1), 5), (Failure(5, "node2", 1, ""), 5), (Failure(None, "node2", 1, ""), None)]
 )
-def test_which_log_is_whose(tmp_path: Path, launcher: str, tasks: int, end: End, log: int | None) -> None:
-    reports = TaskReports(launcher, 8, tmp_path, tasks=tasks)
-    reports.hear(hello(host="node2", task="1"))
-    assert reports.log_of(end) == (None if log is None else tmp_path / f"task-{log}.log")
+def test_which_log_is_whose(tmp_path: Path, one: End | Failure, log: int | None) -> None:
+    reports = TaskReports("fork", 8, tmp_path, tasks=2)
+    assert reports.log_of(one) == (None if log is None else tmp_path / f"task-{log}.log")
 
 
 @pytest.mark.parametrize(

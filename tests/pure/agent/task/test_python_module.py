@@ -29,15 +29,6 @@ def test_a_module_of_the_working_folder_is_not_pythons(
     assert (done.returncode, done.stdout, done.stderr) == (status, f"['--a', \"it's b\"] {path}\n", "")
 
 
-@pytest.mark.parametrize("runs_program", [False, True])
-def test_people_see_the_option_that_they_know(runs_program: bool) -> None:
-    words = python_module.words(python_module.FORK, runs_program=runs_program)
-    assert python_module.shown(["python", "-u", *words, "--ranks=2"]) == [
-        *("python", "-u", "-m", "cluster_ddp.runtime.fork", "--ranks=2")
-    ]
-    assert python_module.shown(["python", "train.py", "-m", "x"]) == ["python", "train.py", "-m", "x"]
-
-
 def test_a_nodes_doctor_is_not_the_working_folders(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('taken from the working folder')")
     command = [*python_module.doctor([sys.executable, "train.py"]), "--help"]

@@ -137,3 +137,9 @@ def test_ignored_warnings_are_ignored_in_the_container_too(tools: Path) -> None:
 def test_a_shell_in_the_container_can_trap_warnings(tools: Path) -> None:
     stand_in(tools, "apptainer", GO)
     assert run(tools, "bash", "-c", "trap 'exit 7' USR1; kill -USR1 $$; exit 1").returncode == 7
+
+
+def test_words_for_a_restart_are_added_from_the_second_start_on() -> None:
+    asked = Options(command=("python", "train.py"), restart_args="--resume 'my last.pth'")
+    assert rank_command.of_start(asked, {"CLUSTER_DDP_START": "0"}) == ["python", "train.py"]
+    assert rank_command.of_start(asked, {"CLUSTER_DDP_START": "3"}) == ["python", "train.py", "--resume", "my last.pth"]

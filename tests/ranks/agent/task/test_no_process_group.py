@@ -96,14 +96,13 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (3, 4, False, [("alone", 3)]),
         (3, 4, True, []),
         (0, 1, False, []),
-        (None, 4, False, []),
     ],
 )
 def test_it_is_said_once_when_it_is_time(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     now: list[float],
-    rank: int | None,
+    rank: int,
     world_size: int,
     has_joined: bool,
     said: list[tuple[str, int]],
@@ -114,12 +113,12 @@ def test_it_is_said_once_when_it_is_time(
     check = no_process_group.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
     if has_joined:
         rank_notes.joined({"CLUSTER_DDP_NOTES": str(tmp_path)}, 3)
-    assert check.look() == (no_process_group.EVERY_S if rank is not None and world_size > 1 else float("inf"))
+    assert check.look() == (no_process_group.EVERY_S if world_size > 1 else float("inf"))
     assert client.said == []
     while (wait_s := check.look()) < float("inf"):
         now[0] += wait_s
         assert client.said == []
-    assert rank is None or world_size == 1 or now[0] - 1000 >= no_process_group.LAST_LOOK_S
+    assert world_size == 1 or now[0] - 1000 >= no_process_group.LAST_LOOK_S
     assert check.look() == float("inf")
     check.ended()
     assert client.said == said

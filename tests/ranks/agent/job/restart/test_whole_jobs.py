@@ -143,7 +143,7 @@ def test_all_ranks_start_again_in_the_same_step(job: Job) -> None:
     assert first[3] != second[3] and [one[3] for one in job.starts(1)] == [first[3], second[3]]
     assert said[0] == "Failed first, with status 3: rank 1 on 127.0.0.2"
     assert said[1].startswith("Starting again in the allocation, from the beginning, after rank 1 on 127.0.0.2; ")
-    assert "each starts Python anew, since the command is no Python" in said[2]
+    assert "each rank starts Python anew, since the command is no Python" in said[2]
     ended = journal.last_end(job.run_dir)
     assert ended is not None and (ended.state, ended.start, ended.job) == ("COMPLETED", 1, "7")
 

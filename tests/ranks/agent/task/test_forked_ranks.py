@@ -1,4 +1,4 @@
-"""One process that becomes the ranks. Where torch is not what is tested, nothing is imported before forking."""
+"""`--launcher fork`: one process that forks the ranks. Where torch is not what is tested, it imports nothing before."""
 
 from __future__ import annotations
 
@@ -8,41 +8,32 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tasks
+import torchless_seed
 from listening import listening
 from slowness import LIMIT_S, scaled, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.device import binding
-from cluster_ddp.runtime.fork.__main__ import PROGRAM
 from cluster_ddp.runtime.fork.forked_program import ForkedProgram
-from cluster_ddp.slurm.variables import node_name
 
 pytestmark = pytest.mark.full
 
-WITHOUT_TORCH = (
-    "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, forked_program;"
-    "forked_program.MODULES = (); forked_program._check = lambda forks: None;"
-    "forked_program.reinit_after_fork = lambda cpus: None;"
-    "from cluster_ddp.agent.task import supervisor; supervisor.PATIENCE_S = 1.0;"
-    "supervisor.Supervisor.__init__.__kwdefaults__['patience_s'] = 1.0;"
-    "sys.path[0] = os.getcwd(); fork.main()"
-)
-STAND_IN = (sys.executable, "-c", WITHOUT_TORCH)
-IGNORING = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash", *STAND_IN)
-REAL = (sys.executable, "-m", PROGRAM.split()[-1])
+TORCHLESS = ("-c", torchless_seed.AGENT)
+REAL = ("-m", "cluster_ddp.agent")
+HELPERS = Path(torchless_seed.__file__).parent
 PLACE = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith(("SLURM", "SUBMITIT", "CLUSTER_DDP")) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    **{"SLURM_PROCID": "0", "SLURM_NODEID": "0", "MASTER_ADDR": "node1", "MASTER_PORT": "10071"},
+    **{"PYTHONPATH": f"{tasks.ROOT}:{HELPERS}", "SLURMD_NODENAME": f"node{os.getpid()}", "SLURM_JOB_ID": "71"},
 }
 
 
+ALONE = {**tasks.PLACE, **PLACE}
 _STARTED: list[subprocess.Popen[str]] = []
 
 
@@ -56,17 +47,23 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def started(
-    folder: Path, script: str, *arguments: str, ranks: int = 2, program: tuple[str, ...] = STAND_IN, **env: str
+    folder: Path,
+    script: str,
+    *arguments: str,
+    ranks: int = 2,
+    agent: tuple[str, ...] = TORCHLESS,
+    options: tuple[str, ...] = (),
+    words: tuple[str, ...] = ("script.py",),
+    **env: str,
 ) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(script)
-    process = subprocess.Popen(
-        [*program, "--ranks", str(ranks), "--", "script.py", *arguments],
-        cwd=folder,
-        env={**PLACE, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    process = tasks.start(
+        *(sys.executable, *words, *arguments),
+        agent=agent,
+        options=("--launcher=fork", *options),
+        program=("env", f"--chdir={folder}"),
+        **{**PLACE, **sizes, **env},
     )
     _STARTED.append(process)
     return process
@@ -78,6 +75,8 @@ def run(folder: Path, script: str, *arguments: str, **options) -> tuple[int, str
     return process.returncode, out, err
 
 
+ONE = "import os\nif os.environ.get('RANK') == '1':\n    raise SystemExit\n"
+"""What follows runs in rank 0, and in a process without a rank."""
 SAY = "import os; rank = os.environ['RANK']\n"
 READY = SAY + "def ready(): open(f'ready{rank}', 'w').close()\n"
 
@@ -137,35 +136,27 @@ def test_a_rank_that_ends_does_not_copy_what_it_shares() -> None:
 )
 def test_a_rank_has_the_status_that_python_would_have(tmp_path: Path, ending: str, status: int, said: str) -> None:
     script = f"import sys\n{SAY}\n{ending}"
-    env = {"RANK": "0", "PYTHONUNBUFFERED": ""}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env={**PLACE, **env})
+    env = {"PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env={**ALONE, "RANK": "0", **env})
     assert (done.returncode, said in done.stderr.decode()) == (status, True)  # so Python does
-    found, _, err = run(tmp_path, script, ranks=1, **env)
+    found, _, err = run(tmp_path, ONE + script, **env)
     assert (found, said in err) == (status, True)
-
-
-@pytest.mark.parametrize(("env", "length"), [({}, 64), ({"CLUSTER_DDP_SECRET": "ours"}, 4)], ids=["made", "given"])
-def test_the_ranks_of_one_machine_share_a_secret(tmp_path: Path, env: dict[str, str], length: int) -> None:
-    status, out, err = run(tmp_path, "import os; os.write(1, f'{os.environ[\"CLUSTER_DDP_SECRET\"]} '.encode())", **env)
-    assert status == 0, err
-    first, second = out.split()
-    assert first == second and len(first) == length
 
 
 def test_a_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
     """The same words from a rank and from a process of its own."""
     script = (
-        "import json, signal, sys, threading\nclass Here: pass\n"
+        f"{ONE}import json, signal, sys, threading\nclass Here: pass\n"
         "import pickle; assert type(pickle.loads(pickle.dumps(Here()))) is Here\n"
         "names = {name: str(value) for name, value in globals().items() if name.startswith('__')}\n"
         "del names['__loader__']; names.pop('__annotations__', 0)\n"
         "signals = [str(signal.getsignal(one)) for one in (2, 15, 17)]\n"
         "print(json.dumps([sys.argv, sys.path, names, sorted(signal.pthread_sigmask(0, [])), signals]))\n"
     )
-    status, out, err = run(tmp_path, script, "a", "b c", ranks=1, program=REAL)
+    status, out, err = run(tmp_path, script, "a", "b c", agent=REAL)
     assert (status, err) == (0, "")
     alone = subprocess.run(
-        [sys.executable, "script.py", "a", "b c"], cwd=tmp_path, env=PLACE, capture_output=True, text=True
+        [sys.executable, "script.py", "a", "b c"], cwd=tmp_path, env=ALONE, capture_output=True, text=True
     )
     assert json.loads(out) == json.loads(alone.stdout)
 
@@ -175,17 +166,16 @@ def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "other.py").write_text("WORD = 'imported'\n")
-    show = "import sys; from .other import WORD\n"
+    show = ONE + "import sys; from .other import WORD\n"
     show += "print(WORD, __name__, __package__, __spec__.name, sys.argv, sys.path[0])\n"
     (package / "module.py").write_text(show)
     (package / "__main__.py").write_text(show)
     for name in ("package.module", "package"):
-        words = ["-m", name, "x"]
-        alone, forked = (
-            subprocess.run([*program, *words], cwd=tmp_path, env=PLACE, capture_output=True, text=True)
-            for program in ((sys.executable,), (*STAND_IN, "--ranks", "1", "--"))
+        words = ("-m", name, "x")
+        alone = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=ALONE, capture_output=True, text=True, check=False
         )
-        assert (forked.stdout, forked.stderr) == (alone.stdout, "")
+        assert run(tmp_path, "", words=words) == (0, alone.stdout, "")
 
 
 def test_workers_of_a_loader_know_what_main_holds(tmp_path: Path) -> None:
@@ -199,129 +189,109 @@ def test_workers_of_a_loader_know_what_main_holds(tmp_path: Path) -> None:
         "    draws = [torch.rand(1).item(), numpy.random.rand(), __import__('random').random()]\n"
         "    os.write(1, f'drawn {draws}\\n'.encode())\n"
     )
-    status, out, err = run(tmp_path, script, program=REAL)
+    status, out, err = run(tmp_path, script, agent=REAL)
     assert (status, err) == (0, "")
     drawn = [line.split()[1:] for line in out.splitlines() if line.startswith("drawn")]
     assert out.splitlines().count("14") == 4
     assert all(one != other for one, other in zip(*drawn))
 
 
-def test_each_rank_has_its_log_and_the_parents_buffer_is_not_theirs(tmp_path: Path) -> None:
-    before = STAND_IN[2].replace("fork.main", "print('parent', end=''); fork.main")
-    program = (sys.executable, "-c", before)
+def test_each_rank_has_its_log(tmp_path: Path) -> None:
     (tmp_path / "task-1.log").write_text("before\n")
     script = SAY + "import atexit; atexit.register(print, 'bye'); print('rank', rank, end=' ')"
-    (tmp_path / "script.py").write_text(script)
-    words = [*program, "--ranks", "2", "--log-dir", ".", "--", "script.py"]
-    done = subprocess.run(words, cwd=tmp_path, env=PLACE, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "parent", "")
+    assert run(tmp_path, script, CLUSTER_DDP_RUN_DIR=str(tmp_path)) == (0, "", "")
     logs = [(tmp_path / f"task-{rank}.log").read_text() for rank in (0, 1)]
     assert logs == ["rank 0 bye\n", "before\nrank 1 bye\n"]
 
 
 @pytest.mark.parametrize(
-    ("ending", "status", "said"),
-    [
-        ("sys.exit(3)", 3, "rank 1 ended with status 3."),
-        ("sys.exit('no reason')", 1, "no reason\n"),
-        ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL."),
-    ],
+    ("ending", "status"), [("sys.exit(3)", 3), ("sys.exit('no reason')", 1), ("os.kill(os.getpid(), 9)", 137)]
 )
-def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str, status: int, said: str) -> None:
+def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str, status: int) -> None:
     """The job is told how each rank ended."""
     script = f"{SAY}import sys\nif rank == '1':\n    {ending}\n"
     with listening() as job:
-        found, _, err = run(tmp_path, script, **job.env)
+        found, *_ = run(tmp_path, script, **job.env)
         ended = {end.rank: end for end in job.ends()}
-    assert found == status
-    assert ended[1] == End(1, node_name(os.environ), status)
-    assert said in err
-    assert sorted(ended) == [0, 1]
+    assert (found, sorted(ended)) == (status, [0, 1])
+    assert ended[1] == End(1, PLACE["SLURMD_NODENAME"], status)
+    (hello,) = [one for one in job.said if one["kind"] == "hello"]
+    assert (hello["ranks"], hello["task"]) == ([0, 1], "0")
 
 
 def test_a_rank_leaves_its_words_for_the_job(tmp_path: Path) -> None:
     note = """open(os.environ["CLUSTER_DDP_NOTES"] + "/failed-1", "w").write('{"words": "x", "consequence": true}')"""
-    (tmp_path / "notes").mkdir()
     with listening() as job:
-        env = {**job.env, "CLUSTER_DDP_NOTES": str(tmp_path / "notes")}
-        status, *_ = run(tmp_path, f"{SAY}\nif rank == '1':\n    {note}; os._exit(3)", **env)
-        assert End(1, node_name(os.environ), 3, "x", is_consequence=True) in job.ends()
-    assert (status, job.gone) == (3, job.said[:1])
-    assert {**job.said[0]} == {
-        "kind": "hello",
-        "ranks": [0, 1],
-        "host": node_name(os.environ),
-        "task": None,
-        "start": 0,
-    }
+        status, *_ = run(tmp_path, f"{SAY}\nif rank == '1':\n    {note}; os._exit(3)", **job.env)
+        assert End(1, PLACE["SLURMD_NODENAME"], 3, "x", is_consequence=True) in job.ends()
+    assert status == 3
 
 
-def test_the_job_is_told_that_its_parent_is_gone(tmp_path: Path) -> None:
+def test_the_job_is_told_that_the_agent_is_gone_and_no_rank_is_left(tmp_path: Path) -> None:
     """Whatever the ranks have inherited: they would keep a connection open."""
+    script = f"{READY}import time\nopen(f'pid{{rank}}', 'w').write(str(os.getpid()))\nready()\ntime.sleep(600)\n"
     with listening() as job:
-        process = started(tmp_path, f"{READY}import time\nready()\ntime.sleep(600)\n", **job.env)
+        process = started(tmp_path, script, **job.env)
         wait_until(lambda: len(list(tmp_path.glob("ready*"))) == 2)
-        inherited = [fd for pid in processes.children(process.pid) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        ranks = [int((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)]
+        assert {*ranks} < {*processes.children(process.pid)}
+        inherited = [fd for pid in ranks for fd in Path(f"/proc/{pid}/fd").iterdir()]
         assert inherited and not [fd for fd in inherited if str(fd.readlink()).startswith("socket:")]
         process.kill()
         assert job.ends() == []
     assert job.gone == job.said[:1]
+    wait_until(lambda: not [pid for pid in ranks if processes.running(pid)])
 
 
 def test_more_modules_can_be_imported_once(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text("import os; print('imported by', 'RANK' in os.environ)\n")
-    status, out, _ = run(tmp_path, "import slow\n", CLUSTER_DDP_PRELOAD="json slow")
-    assert (status, out) == (0, "imported by False\n")
-    status, out, err = run(tmp_path, "print('ran')", CLUSTER_DDP_PRELOAD="nowhere")
-    assert (status, out) == (2, "")
-    assert "ModuleNotFoundError: No module named 'nowhere'" in err
+    (tmp_path / "slow.py").write_text("import os; IN_RANK = 'RANK' in os.environ\n")
+    assert run(tmp_path, f"{ONE}import slow; print(slow.IN_RANK)", CLUSTER_DDP_PRELOAD="json slow") == (
+        0,
+        "False\n",
+        "",
+    )
 
 
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
-    script = "def inner():\n    raise ValueError('this one')\ninner()\n"
-    _, _, err = run(tmp_path, script, ranks=1)
-    alone = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=PLACE, capture_output=True, text=True)
+    script = f"{ONE}def inner():\n    raise ValueError('this one')\ninner()\n"
+    _, _, err = run(tmp_path, script)
+    alone = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=ALONE, capture_output=True, text=True)
     assert err.startswith(alone.stderr)
 
 
-@pytest.mark.parametrize(("program", "handler"), [(STAND_IN, "SIG_DFL"), (IGNORING, "SIG_IGN")])
+@pytest.mark.parametrize(("options", "handler"), [((), "SIG_DFL"), (("--ignore-warnings",), "SIG_IGN")])
 def test_ranks_begin_with_the_handlers_that_a_task_would_have(
-    tmp_path: Path, program: tuple[str, ...], handler: str
+    tmp_path: Path, options: tuple[str, ...], handler: str
 ) -> None:
     """Of a warning that is ignored, some frameworks believe that somebody handles it already."""
-    script = "import signal\nprint(repr([signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)]))\n"
-    status, said, _ = run(tmp_path, script, ranks=1, program=program)
+    script = f"{ONE}import signal\nprint(repr([signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)]))\n"
+    status, said, _ = run(tmp_path, script, options=options)
     assert (status, said.count(handler)) == (0, 2)
 
 
 def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
-    slow = STAND_IN[2].replace("_check = lambda forks: None", "load = lambda more: __import__('time').sleep(1)")
-    assert slow != STAND_IN[2]
+    (tmp_path / "slow.py").write_text("import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n")
     script = f"{SAY}import signal, sys, time\nsignal.signal(10, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
-    process = started(tmp_path, script, program=(sys.executable, "-c", slow))
+    process = started(tmp_path, script, CLUSTER_DDP_PRELOAD="slow", **tasks.AT_ONCE)
     wait_until(lambda: processes.catches(process.pid, signal.SIGUSR1))
     process.send_signal(signal.SIGUSR1)
+    (tmp_path / "go").touch()
     assert process.wait(timeout=scaled(LIMIT_S)) == 75
 
 
-@pytest.mark.parametrize(
-    ("words", "env", "said"),
-    [
-        (("--ranks", "2", "--", "missing.py"), {}, "there is no such file in"),
-        (("--ranks", "2", "--"), {}, "neither a script nor -m with a module"),
-        (("--ranks", "2"), {}, "neither a script nor -m with a module"),
-        (("--ranks", "0", "--", "x.py"), {}, "is a whole number of 1 or more"),
-        (("--ranks", "2", "--", "script.py"), {"WORLD_SIZE": "3"}, "WORLD_SIZE=3"),
-    ],
-)
-def test_what_cannot_be_forked_is_told_once(
-    tmp_path: Path, words: tuple[str, ...], env: Mapping[str, str], said: str
-) -> None:
-    (tmp_path / "script.py").touch()
-    done = subprocess.run([*STAND_IN, *words], cwd=tmp_path, env={**PLACE, **env}, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.count(said) == 1
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("launcher", ["fork", "srun"])
+def test_term_before_the_ranks_are_there(tmp_path: Path, launcher: str) -> None:
+    """The agent does not wait for the imports."""
+    (tmp_path / "slow.py").write_text("open('begun', 'w').close()\nimport time\ntime.sleep(600)\n")
+    with listening() as job:
+        options = (f"--launcher={launcher}", "--stays")
+        more = {"CLUSTER_DDP_PRELOAD": "slow", "CLUSTER_DDP_START": "0", "SLURM_LOCALID": "0"}
+        process = started(tmp_path, "import time; time.sleep(600)", options=options, **more, **job.env)
+        wait_until((tmp_path / "begun").exists)
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: any(one["kind"] == "idle" for one in job.said), said=lambda: job.said)
+        job.server.tell("over", step=0)
+        assert process.wait(timeout=scaled(LIMIT_S)) == 143
 
 
 @pytest.mark.parametrize(
@@ -334,65 +304,51 @@ def test_what_cannot_be_forked_is_told_once(
             "binding._DRIVERS = (os.path.realpath('device'),)",
             "has initialised the GPU's driver (",
         ),
+        ("import nowhere", "No module named 'nowhere'"),
     ],
 )
-def test_a_state_that_must_not_be_forked(tmp_path: Path, module: str, found: str) -> None:
+def test_what_cannot_be_forked_starts_anew_and_that_is_said_once(tmp_path: Path, module: str, found: str) -> None:
+    """Each rank has its place, its log and its CPUs nevertheless."""
     (tmp_path / "stateful.py").write_text(module)
-    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, forked_program;"
-    program = (sys.executable, "-c", f"{code} forked_program.MODULES += ('stateful',); fork.main()")
-    status, out, err = run(tmp_path, "print('ran')", program=program)
-    assert (status, out) == (2, "")
+    script = f"{SAY}print(rank, os.environ['LOCAL_RANK'], len(os.sched_getaffinity(0)))"
+    more = {"CLUSTER_DDP_PRELOAD": "stateful", "CLUSTER_DDP_RUN_DIR": str(tmp_path)}
+    status, out, err = run(tmp_path, script, agent=REAL, **more)
+    assert (status, out, err.count("each rank starts Python anew, since ")) == (0, "", 1)
     assert found in err
-    assert "--launcher srun" in err
+    cpus = len(os.sched_getaffinity(0))
+    each = cpus if cpus < 2 else cpus // 2
+    logs = [(tmp_path / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert logs == [f"{rank} {rank} {each if rank == 0 or cpus < 2 else cpus - each}\n" for rank in (0, 1)]
+
+
+def test_a_script_that_is_missing_is_named_by_python(tmp_path: Path) -> None:
+    status, _, err = run(tmp_path, "", words=("missing.py",))
+    assert status == 2 and "can't open file" in err
 
 
 def test_a_module_that_asks_for_gpus_does_not_start_cuda(tmp_path: Path) -> None:
-    """torch.cuda.is_available() would, in the parent, and no forked rank could use a GPU then; the ranks' own may."""
-    asking = "import os; asked = os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']"
-    (tmp_path / "asking.py").write_text(asking)
-    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, forked_program;"
-    program = (sys.executable, "-c", f"{code} forked_program.MODULES += ('asking',); fork.main()")
+    """torch.cuda.is_available() would, in the seed, and no forked rank could use a GPU then; the ranks' own may."""
+    (tmp_path / "asking.py").write_text("import os; asked = os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']")
     said = "f\"{asking.asked} {os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')}\\n\".encode()"
     script = f"import asking, os; os.write(1, {said})"
-    assert run(tmp_path, script, program=program)[:2] == (0, "1 None\n1 None\n")
+    assert run(tmp_path, script, CLUSTER_DDP_PRELOAD="asking") == (0, "1 None\n1 None\n", "")
 
 
 def test_torch_and_numpy_are_enough(tmp_path: Path) -> None:
     """As on a machine with GPUs that has no more, on which the GPU tests promise to run."""
     others = ["tyro", "typeguard", "rich", "submitit", "torchvision", "pooch", "requests", "shtab", "pynvml"]
-    missing = f"import sys; sys.modules.update(dict.fromkeys({others}));"
-    code = f"{missing} sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork; fork.main()"
-    status, out, err = run(tmp_path, "print('ran')", program=(sys.executable, "-c", code))
-    assert (status, out.count("ran")) == (0, 2), err  # each line may be two writes
-
-
-@pytest.mark.parametrize(
-    ("cpus", "ranks", "env", "shares"),
-    [
-        ({0, 1, 2, 3}, 2, {}, [{0, 1}, {2, 3}]),
-        ({0, 1, 2, 3}, 3, {}, [{0}, {1}, {2, 3}]),
-        ({0, 1}, 4, {}, [{0, 1}] * 4),
-        ({0, 1, 2, 3}, 2, {"SLURM_CPUS_ON_NODE": "4"}, [{0, 1}, {2, 3}]),
-        ({0, 1, 2, 3}, 2, {"SLURM_CPUS_ON_NODE": "2"}, [{0, 1, 2, 3}] * 2),
-    ],
-)
-def test_cpus_are_shared_out(
-    monkeypatch: pytest.MonkeyPatch, cpus: set[int], ranks: int, env: dict[str, str], shares: list[set[int]]
-) -> None:
-    monkeypatch.setattr(binding, "_place", lambda cpu: (0, cpu, cpu))
-    assert [binding.share_of_cpus(cpus, rank, ranks, env) for rank in range(ranks)] == shares
-
-
-def test_the_threads_of_a_core_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "_place", lambda cpu: (0, cpu % 2, cpu))  # CPUs 0 and 2 are of the same core
-    assert [binding.share_of_cpus({0, 1, 2, 3}, rank, 2, {}) for rank in (0, 1)] == [{0, 2}, {1, 3}]
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({others}))")
+    path = f"{tmp_path}:{PLACE['PYTHONPATH']}"
+    status, out, err = run(tmp_path, "print('ran')", agent=REAL, PYTHONPATH=path)
+    assert (status, out.count("ran"), err) == (0, 2, "")  # each line may be two writes
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_a_rank_runs_on_its_cpus_with_threads_for_them(tmp_path: Path) -> None:
+def test_a_rank_runs_on_its_cpus_with_threads_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     show = "import os, torch, numpy; cpus, threads = sorted(os.sched_getaffinity(0)), torch.get_num_threads()\n"
     show += "os.write(1, f'{cpus} {threads}\\n'.encode())\n"  # in one piece: the ranks share a pipe
-    status, out, err = run(tmp_path, show, program=("env", "--unset=OMP_NUM_THREADS", *REAL))
+    monkeypatch.delitem(tasks.PLACE, "OMP_NUM_THREADS", raising=False)
+    status, out, err = run(tmp_path, show, agent=REAL)
     assert (status, err) == (0, "")
     count = len(os.sched_getaffinity(0))
     lines = [line.rsplit(maxsplit=1) for line in out.splitlines()]

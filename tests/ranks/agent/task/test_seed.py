@@ -1,11 +1,10 @@
-"""The process that has imported torch and becomes the next rank: the script must not notice."""
+"""The process that has imported torch and forks a rank in each start: the script must not notice."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -19,25 +18,12 @@ from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE, started
 
 from cluster_ddp import processes
-from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.agent.task.warm_process import Warm
 
 JOB = {
-    **{"SLURM_PROCID": "0", "SLURM_NODEID": "0", "LOCAL_WORLD_SIZE": "1", "CLUSTER_DDP_START": "0"},
+    **{"SLURM_PROCID": "0", "SLURM_NODEID": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "CLUSTER_DDP_START": "0"},
     **{"SLURM_JOB_ID": "71", "SLURMD_NODENAME": f"node{os.getpid()}"},
 }
 AGAIN = {"CLUSTER_DDP_START": "1", "MASTER_ADDR": "node 8", "MASTER_PORT": "7"}
-AT_ONCE = """\
-import os, sys
-from cluster_ddp.agent import __main__ as agent
-from cluster_ddp.agent.task import warm_process
-start = warm_process.Warm._start
-def noted(warm):
-    start(warm)
-    open(f"{os.environ['SAID']}.warm", "w").close()
-warm_process.Warm._start, warm_process.AFTER_S = noted, 0.0
-agent.run()
-"""
 # What a script can see of its process.
 SCRIPT = """\
 import torch
@@ -54,7 +40,7 @@ seen += [torch.get_num_threads(), sys.flags.utf8_mode, open("/proc/self/oom_scor
 command = open("/proc/self/cmdline").read()
 name = f"{os.environ['SAID']}.{os.environ['CLUSTER_DDP_START']}"
 with open(f"{name}.part", "w") as file:
-    json.dump({"pid": os.getpid(), "seen": seen, "warm": "fork.warm_rank" in command}, file)
+    json.dump({"pid": os.getpid(), "seen": seen, "forked": "fork.seed" in command}, file)
 os.rename(f"{name}.part", name)
 print("begun", os.environ["CLUSTER_DDP_START"], flush=True)
 time.sleep(600)
@@ -72,13 +58,14 @@ class Running:
         wait_until(lambda: Path(f"{self._said}.{number}").exists(), said=lambda: self.job.said)
         return json.loads(Path(f"{self._said}.{number}").read_text())
 
-    def waiting(self) -> list[int]:
-        """The processes that wait to become a rank."""
-        return [pid for pid in processes.children(self.task.pid) if b"fork.warm_rank" in _command(pid)]
+    def seed(self) -> int:
+        """The process that forks the ranks, once there is one."""
+        wait_until(self._seeds)
+        return self._seeds()[0]
 
-    def has_begun_to_wait(self) -> bool:
-        """Whether the process that waits was started, however it has ended."""
-        return Path(f"{self._said}.warm").exists()
+    def _seeds(self) -> list[int]:
+        below = processes.children(self.task.pid)
+        return [pid for pid in below if b"fork.seed" in _read(pid, "cmdline") and b"rank" not in _read(pid, "comm")]
 
     def again(self) -> None:
         self.job.server.tell("stop", step=0)
@@ -91,16 +78,11 @@ class Running:
         return self.task.communicate(timeout=scaled(LIMIT_S))
 
 
-def _command(pid: int) -> bytes:
+def _read(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
-
-
-def _waits(pid: int) -> bool:
-    """Whether it sleeps in recvmsg(2): its number on x86-64, arm64."""
-    return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("47", "212")
 
 
 @contextmanager
@@ -109,8 +91,7 @@ def running(folder: Path, *command: str, options: tuple[str, ...] = (), script: 
     (folder / "it's a script.py").write_text(script)
     with listening() as job:
         more = {"SAID": str(said), **JOB, **job.env}
-        agent = {"agent": ("-c", AT_ONCE), "options": ("--stays", "--restart-args=--resume", *options)}
-        with started(*command, **agent, **more) as task:
+        with started(*command, options=("--stays", "--restart-args=--resume", *options), **more) as task:
             yield Running(job, task, said)
 
 
@@ -137,22 +118,21 @@ def test_a_script_sees_no_difference(tmp_path: Path, form: str, monkeypatch: pyt
     }[form]
     launcher = ("--launcher=fork",) if "forked" in form else ()
     seen = {}
-    for options in ((), ("--cold",)):
-        with running(tmp_path, *words, options=(*launcher, *options)) as run:
-            assert not run.start(0)["warm"]
-            if not options:
-                wait_until(lambda: any(map(_waits, run.waiting())))
-            waiting = run.waiting()
+    for is_anew in (False, True):
+        behind = ("nice", "-n", "0") if is_anew else ()  # no Python, and changes nothing
+        with running(tmp_path, *behind, *words, options=launcher) as run:
+            first, seed = run.start(0), None if is_anew else run.seed()
             run.again()
             then = run.start(1)
-            assert then["warm"] == (not options), run.end()
-            assert options or launcher or [then["pid"]] == waiting
-            seen[options] = then["seen"]
+            assert (first["forked"], then["forked"]) == (not is_anew, not is_anew), run.end()
+            assert is_anew or run.seed() == seed
+            seen[is_anew] = [first["seen"], then["seen"]]
             out, err = run.end()
-            assert "begun 0\nbegun 1\n" in out and not err, "nor does the waiting process print anything"
+            assert "begun 0\nbegun 1\n" in out
+            assert err == "" or is_anew, "nor does the seed print anything"
         for path in tmp_path.glob("it's said.*"):
             path.unlink()
-    assert seen[()] == seen[("--cold",)]
+    assert seen[False] == seen[True]
 
 
 WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_threads()", "0")
@@ -161,10 +141,10 @@ WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_thre
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ((sys.executable, "it's a script.py"), "the process that waited for it was killed"),
+        ((sys.executable, "it's a script.py"), "the process that forks them was killed"),
         (
             (sys.executable, "-I", "-S", "it's a script.py"),
-            "its Python can't run cluster_ddp.runtime.fork.warm_rank",
+            "its Python can't run cluster_ddp.runtime.fork.seed",
         ),
         ((sys.executable, "-S", "it's a script.py"), "No module named 'torch'"),
         (("env", "CLUSTER_DDP_PRELOAD=no_such", sys.executable, "it's a script.py"), "No module named 'no_such'"),
@@ -184,24 +164,12 @@ def test_without_the_process_a_new_one_is_started(
     with zipfile.ZipFile(tmp_path / "a zip.pyz", "w") as archive:
         archive.writestr("__main__.py", WITHOUT_TORCH)
     with running(tmp_path, *command, script=WITHOUT_TORCH) as run:
-        run.start(0)
-        wait_until(lambda: "no Python" in said or run.has_begun_to_wait())
-        if "was killed" in said:
-            wait_until(run.waiting)
-            waiting = run.waiting()[0]
-            wait_until(lambda: Path(f"/proc/{waiting}/oom_score_adj").read_text() == "1000\n")
-            os.kill(waiting, signal.SIGKILL)
-            wait_until(lambda: not Path(f"/proc/{waiting}").exists())
+        first = run.start(0)
+        assert first["forked"] == ("was killed" in said)
+        if first["forked"]:
+            os.kill(seed := run.seed(), signal.SIGKILL)
+            wait_until(lambda: processes.running(seed) is None)
         run.again()
-        assert not run.start(1)["warm"]
+        assert not run.start(1)["forked"]
         _, err = run.end()
-        assert err.count("Restarts take some seconds more") == 1 and said in err
-
-
-def test_slow_imports_are_no_python_that_can_not_run_them() -> None:
-    """On a busy node, the log said that cluster_ddp were not installed."""
-    warm = Warm(Options())
-    warm._link, process = socket.socketpair()
-    warm._link.settimeout(0.05)
-    with warm._link, process:
-        assert warm._reason() == "the process that waits for it did not import torch within 30 s"
+        assert err.count("each rank starts Python anew, since ") == 1 and said in err
