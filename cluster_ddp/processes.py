@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -221,10 +221,10 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_all_below(*, but: int | None = None, timeout_s: float = 10.0) -> bool:
-    """Kill all processes below this one but one child, the adopted ones too. Returns whether all have ended in time."""
+def kill_all_below(*, but: Collection[int | None] = (), timeout_s: float = 10.0) -> bool:
+    """Kill all processes below this one but some children, the adopted ones too. Returns whether all end in time."""
     deadline = time.monotonic() + timeout_s
-    while (left := [pid for pid in children(os.getpid()) if pid != but]) and time.monotonic() < deadline:
+    while (left := [pid for pid in children(os.getpid()) if pid not in but]) and time.monotonic() < deadline:
         for pid in left:  # what these leave behind comes next
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

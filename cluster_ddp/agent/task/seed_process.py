@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ READY = b"ready\n"
 """What the seed says once it has imported all. If it can't, it says why, and ends."""
 
 _LOOK_S = 0.2
+_ANSWER_S = 30.0  # that the seed may take to fork a rank: somebody may have stopped it
 _LONGEST = 4096
 
 
@@ -90,7 +92,7 @@ class Seed:
         try:
             line, streams = json.dumps(asked).encode() + b"\n", [0, *([1, 2] if target is None else [target, target])]
             self._link.sendall(line[socket.send_fds(self._link, [line], streams) :])
-            answer = self._heard()
+            answer = self._heard(_ANSWER_S)
         except OSError:  # it has just ended
             answer = b""
         finally:
@@ -98,7 +100,7 @@ class Seed:
                 os.close(target)
         if answer.strip().isdigit():
             return int(answer)
-        self.end(one_line(answer.decode(errors="replace")) or "the process that forks them has ended")
+        self.end(one_line(answer.decode(errors="replace")) or "the process that forks them does not answer")
         return None
 
     def look(self) -> bool:
@@ -139,13 +141,13 @@ class Seed:
                 self.end("" if gave_up else why)
         return self._is_ready
 
-    def _heard(self) -> bytes:
-        """Wait for one line, or the end of the connection; for nothing, if the start is given up meanwhile."""
-        said = b""
+    def _heard(self, limit_s: float = float("inf")) -> bytes:
+        """Wait for one line, or the end of the connection; for nothing, if time is up, or the start is given up."""
+        said, deadline = b"", time.monotonic() + limit_s
         with contextlib.suppress(ConnectionError):
             while not said.endswith(b"\n"):
                 while not select.select([self._link], [], [], _LOOK_S)[0]:
-                    if self._gives_up():
+                    if self._gives_up() or time.monotonic() > deadline:
                         return b""
                 if not (more := self._link.recv(_LONGEST)):
                     break

@@ -93,7 +93,7 @@ class Task:
         is_to_start = not waits or self._is_to_start_again()
         while is_to_start:
             status = self._start()
-            self._may_be_left = not processes.kill_all_below(but=self._seed.pid)
+            self._may_be_left = not processes.kill_all_below(but=[self._seed.pid])
             got_term = self._got_term or signal.SIGTERM in signal.sigpending()
             self._client.say("idle", task=self._env["SLURM_PROCID"], status=status, got_term=got_term)
             is_to_start = self._is_to_start_again()
@@ -145,7 +145,7 @@ class Task:
         except (OSError, ClusterDDPError) as error:
             status, why = _not_started(self._options.command, error)
             self._tell(End(self._ranks[0], node_name(os.environ), status, why))
-            processes.kill_all_below(but=self._seed.pid)  # others may have started
+            processes.kill_all_below(but=[self._seed.pid])  # others may have started
             return status
         world_size = int(env.get("WORLD_SIZE", "1"))
         self._checks = {rank: GroupCheck(pid, rank, world_size, notes, self._client) for rank, pid in pids.items()}
@@ -164,7 +164,7 @@ class Task:
 
     def _begun(self, supervisor: Supervisor, env: Mapping[str, str]) -> dict[int, int]:
         """Start the ranks: forked, or else anew. Returns rank -> process id."""
-        options, pids = self._options, {}
+        options, pids = self._options, dict[int, int]()
         command = rank_command.of_start(options, env)
         ignored = options.ignore_warnings and not signals.is_shell(options.command)
         self._seed.look()
@@ -173,6 +173,7 @@ class Task:
             own, log, cpus = self._own(rank, env)
             pid = self._seed.fork(command, own, log=log, cpus=cpus, ignore_warnings=ignored)
             if pid is None:
+                processes.kill_all_below(but=[*pids.values(), self._seed.pid])  # one whose seed did not answer
                 words = rank_command.in_container(options, command, own, ignored)
                 pid = supervisor.start(rank, *words, log=log, ignore_warnings=ignored)
                 with contextlib.suppress(OSError):  # it has just ended

@@ -24,6 +24,14 @@ JOB = {
     **{"SLURM_JOB_ID": "71", "SLURMD_NODENAME": f"node{os.getpid()}"},
 }
 AGAIN = {"CLUSTER_DDP_START": "1", "MASTER_ADDR": "node 8", "MASTER_PORT": "7"}
+IMPATIENT = """from cluster_ddp.agent import __main__ as agent
+from cluster_ddp.agent.task import seed_process
+fork = seed_process.Seed.fork
+def impatient(seed, command, env, **more):
+    seed_process._ANSWER_S = 1.0 if env["CLUSTER_DDP_START"] == "1" else float("inf")
+    return fork(seed, command, env, **more)
+seed_process.Seed.fork = impatient
+agent.run()"""
 # What a script can see of its process.
 SCRIPT = """\
 import torch
@@ -86,12 +94,14 @@ def _read(pid: int, name: str) -> bytes:
 
 
 @contextmanager
-def running(folder: Path, *command: str, options: tuple[str, ...] = (), script: str = SCRIPT) -> Iterator[Running]:
+def running(
+    folder: Path, *command: str, options: tuple[str, ...] = (), script: str = SCRIPT, **agents: tuple[str, ...]
+) -> Iterator[Running]:
     said = folder / "it's said"
     (folder / "it's a script.py").write_text(script)
     with listening() as job:
         more = {"SAID": str(said), **JOB, **job.env}
-        with started(*command, options=("--stays", "--restart-args=--resume", *options), **more) as task:
+        with started(*command, options=("--stays", "--restart-args=--resume", *options), **agents, **more) as task:
             yield Running(job, task, said)
 
 
@@ -142,6 +152,7 @@ WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_thre
     ("command", "said"),
     [
         ((sys.executable, "it's a script.py"), "the process that forks them was killed"),
+        ((sys.executable, "it's a script.py"), "the process that forks them does not answer"),
         (
             (sys.executable, "-I", "-S", "it's a script.py"),
             "its Python can't run cluster_ddp.runtime.fork.seed",
@@ -152,7 +163,7 @@ WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_thre
         ((sys.executable, "early.py"), "early.py uses os.environ before it imports torch, which reads it"),
         (("bash", "-c", f'"{sys.executable}" "it\'s a script.py"'), "the command is no Python script or module"),
     ],
-    ids=["killed", "no cluster_ddp", "no torch", "an import fails", "a zip", "variables first", "no Python"],
+    ids=["killed", "stopped", "no cluster_ddp", "no torch", "an import fails", "a zip", "variables first", "no Python"],
 )
 def test_without_the_process_a_new_one_is_started(
     tmp_path: Path, command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
@@ -163,12 +174,15 @@ def test_without_the_process_a_new_one_is_started(
     )
     with zipfile.ZipFile(tmp_path / "a zip.pyz", "w") as archive:
         archive.writestr("__main__.py", WITHOUT_TORCH)
-    with running(tmp_path, *command, script=WITHOUT_TORCH) as run:
+    agents = {"agent": ("-c", IMPATIENT)} if "does not answer" in said else {}
+    with running(tmp_path, *command, script=WITHOUT_TORCH, **agents) as run:
         first = run.start(0)
-        assert first["forked"] == ("was killed" in said)
-        if first["forked"]:
+        assert first["forked"] == ("the process that forks them" in said)
+        if "was killed" in said:
             os.kill(seed := run.seed(), signal.SIGKILL)
             wait_until(lambda: processes.running(seed) is None)
+        elif "does not answer" in said:
+            os.kill(run.seed(), signal.SIGSTOP)
         run.again()
         assert not run.start(1)["forked"]
         _, err = run.end()
