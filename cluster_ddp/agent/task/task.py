@@ -66,7 +66,7 @@ class Task:
         self._checks: dict[int, GroupCheck] = {}
         self._may_be_left = True  # ranks of an earlier start, here
         self._got_term = False  # Slurm ends the step here: KILL follows
-        self._seed = Seed(options, gives_up=self._is_to_end)
+        self._seed = Seed(options, gives_up=lambda: self._ends_by() != 0)
 
     def keep(self) -> int:
         """Keep the ranks, again as often as the job says, and report each end. Returns their last exit status."""
@@ -100,10 +100,13 @@ class Task:
         self._seed.end()
         return status
 
-    def _is_to_end(self) -> bool:
-        """Whether the start ends before it has begun."""
-        must_end = self._orders is not None and self._orders.must_end
-        return must_end or signal.SIGTERM in signal.sigpending()
+    def _ends_by(self) -> int:
+        """Return the signal that ends a start before its ranks are there: one that waits, or the job's; 0 for none."""
+        waiting = signal.sigpending()
+        found = [one for one in (signal.SIGTERM, signal.SIGINT) if one in waiting]
+        if self._orders is not None and self._orders.must_end:
+            found.append(signal.SIGKILL)
+        return next(iter(found), 0)
 
     def _is_to_start_again(self) -> bool:
         """Wait for the next start, and take its variables. False if the job is over."""
@@ -147,6 +150,12 @@ class Task:
             self._tell(End(self._ranks[0], node_name(os.environ), status, why))
             processes.kill_all_below(but=[self._seed.pid])  # others may have started
             return status
+        if missing := [rank for rank in self._ranks if rank not in pids]:
+            status = 128 + self._ends_by()
+            signals.taken([signal.SIGINT])  # it ends no other start
+            supervisor.kill()
+            self._tell(End(missing[0], node_name(os.environ), status))
+            return status
         world_size = int(env.get("WORLD_SIZE", "1"))
         self._checks = {rank: GroupCheck(pid, rank, world_size, notes, self._client) for rank, pid in pids.items()}
         orders = self._orders
@@ -163,7 +172,7 @@ class Task:
         self._client.say("ended", **end._asdict())
 
     def _begun(self, supervisor: Supervisor, env: Mapping[str, str]) -> dict[int, int]:
-        """Start the ranks: forked, or else anew. Returns rank -> process id."""
+        """Start the ranks: forked, or else anew. Returns rank -> process id; not of all, if the start ends before."""
         options, pids = self._options, dict[int, int]()
         command = rank_command.of_start(options, env)
         ignored = options.ignore_warnings and not signals.is_shell(options.command)
@@ -172,6 +181,8 @@ class Task:
         for rank in self._ranks:
             own, log, cpus = self._own(rank, env)
             pid = self._seed.fork(command, own, log=log, cpus=cpus, ignore_warnings=ignored)
+            if pid is None and self._ends_by():
+                break
             if pid is None:
                 processes.kill_all_below(but=[*pids.values(), self._seed.pid])  # one whose seed did not answer
                 words = rank_command.in_container(options, command, own, ignored)

@@ -279,19 +279,22 @@ def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
     assert process.wait(timeout=scaled(LIMIT_S)) == 75
 
 
-@pytest.mark.parametrize("launcher", ["fork", "srun"])
-def test_term_before_the_ranks_are_there(tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "number"), [("fork", signal.SIGTERM), ("srun", signal.SIGTERM), ("fork", signal.SIGINT)]
+)
+def test_a_start_that_ends_before_its_ranks_are_there(tmp_path: Path, launcher: str, number: signal.Signals) -> None:
     """The agent does not wait for the imports."""
     (tmp_path / "slow.py").write_text("open('begun', 'w').close()\nimport time\ntime.sleep(600)\n")
     with listening() as job:
         options = (f"--launcher={launcher}", "--stays")
         more = {"CLUSTER_DDP_PRELOAD": "slow", "CLUSTER_DDP_START": "0", "SLURM_LOCALID": "0"}
-        process = started(tmp_path, "import time; time.sleep(600)", options=options, **more, **job.env)
+        process = started(tmp_path, "", options=options, **more, **job.env)
         wait_until((tmp_path / "begun").exists)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         wait_until(lambda: any(one["kind"] == "idle" for one in job.said), said=lambda: job.said)
         job.server.tell("over", step=0)
-        assert process.wait(timeout=scaled(LIMIT_S)) == 143
+        assert process.wait(timeout=scaled(LIMIT_S)) == 128 + number
+        assert job.ends() == [End(0, PLACE["SLURMD_NODENAME"], 128 + number)]
 
 
 @pytest.mark.parametrize(
