@@ -25,12 +25,9 @@ from cluster_ddp.errors import (
     CommunicatorError,
     DataError,
     DeviceError,
-    ForkError,
-    HostlistError,
     JobError,
     JobNotFoundError,
     NonFiniteError,
-    ProfileError,
     RemoteError,
     RendezvousError,
     RunDirError,
@@ -49,9 +46,6 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.data.shard import Shard
     from cluster_ddp.runtime.data.stream import Stream
     from cluster_ddp.runtime.distributed import distributed
-    from cluster_ddp.runtime.model.cpu_layers import fast_cpu
-    from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs
-    from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
     from cluster_ddp.runtime.non_finite import FiniteCheck
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
     from cluster_ddp.runtime.stop_signals import Stopped
@@ -66,19 +60,15 @@ __all__ = [
     "Checkpointer",
     "ClusterDDPError",
     "CommunicatorError",
-    "CudaGraphs",
     "DataError",
     "DeviceError",
     "FiniteCheck",
-    "ForkError",
-    "HostlistError",
     "Job",
     "JobError",
     "JobNotFoundError",
     "JobSpec",
     "Meter",
     "NonFiniteError",
-    "ProfileError",
     "Progress",
     "RemoteError",
     "RendezvousError",
@@ -96,18 +86,14 @@ __all__ = [
     "World",
     "__version__",
     "distributed",
-    "fast_cpu",
     "load_weights",
-    "lr_scale",
     "submit",
     "submit_array",
-    "with_warmup",
 ]
 
 # The modules of the names that are imported on first use.
 _MODULES = {
     "Checkpointer": "runtime.checkpoint.checkpointer",
-    "CudaGraphs": "runtime.model.cuda_graphs",
     "FiniteCheck": "runtime.non_finite",
     "Job": "submission.job",
     "JobSpec": "submission.spec",
@@ -121,12 +107,9 @@ _MODULES = {
     "Topology": "slurm.topology",
     "World": "runtime.world",
     "distributed": "runtime.distributed",
-    "fast_cpu": "runtime.model.cpu_layers",
     "load_weights": "runtime.checkpoint.restore",
-    "lr_scale": "runtime.model.learning_rate",
     "submit": "submit_api",
     "submit_array": "submit_api",
-    "with_warmup": "runtime.model.learning_rate",
 }
 
 # Our batch scripts start Python with the warnings ignored: a warning that comes before the handler would end it. The

@@ -1,18 +1,15 @@
 """The errors that cluster_ddp raises for wrong input, or for a cluster that can't do what was requested.
 
     ClusterDDPError
-    ├── HostlistError      text that is not a Slurm hostlist
-    ├── TopologyError      an environment that does not describe a consistent world of ranks
+    ├── TopologyError      an environment that does not describe a consistent world of ranks; a hostlist that is none
     ├── RendezvousError    ranks that could not find each other in time
     ├── DeviceError        GPUs that don't match the ranks
     ├── CommunicatorError  a connection between ranks that broke
-    ├── ForkError          a process that must not be forked, or a module that can't be preloaded
     ├── DataError          a dataset that is missing, damaged or too small; an invalid batch size
     ├── RunDirError        a run directory that can't be written, or is in use
     ├── CheckpointError    a checkpoint that is missing, damaged or of another training; a failed save
     ├── NonFiniteError     a non-finite loss or gradient (NaN or Inf)
-    ├── SpecError          a job or an option that is not valid
-    │   └── ProfileError       a settings file that can't be used
+    ├── SpecError          a job, an option or a settings file that is not valid
     ├── JobError           a job that ended without a result
     ├── SlurmError         a Slurm command that failed
     │   └── JobNotFoundError   a job that Slurm does not know, or has forgotten
@@ -59,10 +56,6 @@ class ClusterDDPError(Exception):
         return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in lines if line.strip())])
 
 
-class HostlistError(ClusterDDPError):
-    """Text that is not a Slurm hostlist."""
-
-
 class TopologyError(ClusterDDPError):
     """An environment that does not describe a consistent world of ranks."""
 
@@ -77,10 +70,6 @@ class DeviceError(ClusterDDPError):
 
 class CommunicatorError(ClusterDDPError):
     """A connection between ranks that broke, or a rank that is gone."""
-
-
-class ForkError(ClusterDDPError):
-    """A process that must not be forked, or a module that can't be imported before the fork."""
 
 
 class DataError(ClusterDDPError):
@@ -111,10 +100,6 @@ class SpecError(ClusterDDPError):
         """Note the fields of a job that it is about, and the value that was probably meant. Returns itself."""
         self.fields, self.meant = fields, meant
         return self
-
-
-class ProfileError(SpecError):
-    """A settings file that can't be used."""
 
 
 class JobError(ClusterDDPError):

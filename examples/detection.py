@@ -26,11 +26,12 @@ class Training:
     def __init__(self, options: Namespace, world: cluster_ddp.World, classes: int, steps_per_epoch: int) -> None:
         self.model = world.wrap(ssd300(options, world, classes))
         world.seed_rank(options.seed)  # from here on each rank draws other random numbers
-        lr = options.lr * cluster_ddp.lr_scale(world, options.batch_size, base_batch=32)
+        lr = options.lr * world.world_size * options.batch_size / 32  # options.lr is for 32 images a step
         self.optimizer = optim.SGD(self.model.parameters(), lr, options.momentum, weight_decay=options.weight_decay)
         milestones = [max(1, epoch * steps_per_epoch - options.warmup_steps) for epoch in options.decay_after]
         decay = optim.lr_scheduler.MultiStepLR(self.optimizer, milestones)  # its steps count from the warm-up's end
-        self.scheduler = cluster_ddp.with_warmup(self.optimizer, decay, steps=options.warmup_steps)
+        rise = optim.lr_scheduler.LinearLR(self.optimizer, 0.01, total_iters=options.warmup_steps)
+        self.scheduler = optim.lr_scheduler.SequentialLR(self.optimizer, [rise, decay], [options.warmup_steps])
         self.scaler = world.grad_scaler(getattr(torch, options.amp, torch.float32))
         batch = f"{world.world_size} ranks x batch {options.batch_size} = {world.world_size * options.batch_size}"
         world.print(f"Real global batch: {batch} images; learning rate {lr:.3g}")

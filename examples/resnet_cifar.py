@@ -64,14 +64,15 @@ def train(options: argparse.Namespace) -> None:
     with cluster_ddp.distributed() as world:
         torch.manual_seed(options.seed)  # before the model: the same weights on all ranks
         model = world.wrap(network(), sync_batchnorm=True)
-        lr = options.lr * cluster_ddp.lr_scale(world, per_gpu_batch=options.batch_size, base_batch=128)
+        lr = options.lr * world.world_size * options.batch_size / 128  # options.lr is for 128 images a step
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
         size, seed, workers = options.batch_size, options.seed, options.workers
         shard = world.shard(images_of(options, train=True), batch_size=size, shuffle_seed=seed, num_workers=workers)
         test_shard = world.shard(images_of(options, train=False), batch_size=size, num_workers=workers)
         warmup = max(1, options.epochs * len(shard) // 10)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=9 * warmup)
-        scheduler = cluster_ddp.with_warmup(optimizer, cosine, steps=warmup)
+        rise = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=warmup)
+        scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, cosine], [warmup])
         losses = cluster_ddp.Meter(world)
         world.seed_rank(options.seed)  # from here on each rank draws other random numbers
         checkpoint = cluster_ddp.Checkpointer(

@@ -3,6 +3,9 @@
 model    the CNNs                     data       images and labels as tensors
 recipes  how they are trained         idx_files  the datasets' files and their digests
 step     a batch's gradients, update  loop       train and test
+
+cpu_layers   layers and memory for faster training on CPUs
+cuda_graphs  parts of a step as CUDA graphs
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Adadelta, Adam, Optimizer
 
-from cluster_ddp import SpecError, World, lr_scale
+from cluster_ddp import SpecError, World
 from cluster_ddp.mnist.model import ConvNet, Net, SmallNet
 from cluster_ddp.train_options import Amp, RecipeName, TrainConfig
 
@@ -77,10 +78,13 @@ def chosen(config: TrainConfig, world: World) -> Recipe:
 
 
 def lr_factor(config: TrainConfig, recipe: Recipe, world: World) -> float:
-    """The factor on the learning rate for the number of samples in an update (`--lr-scaling`)."""
-    if config.lr_scaling == "none":
-        return 1.0
-    return lr_scale(world, recipe.batch_size * config.accumulate, RECIPES[config.recipe].batch_size, config.lr_scaling)
+    """The factor on the learning rate for the number of samples in an update (`--lr-scaling`).
+
+    "linear" follows Goyal et al. 2017 (arXiv:1706.02677), "sqrt", for Adam, Malladi et al. 2022 (arXiv:2205.10287).
+    """
+    samples = world.world_size * recipe.batch_size * config.accumulate
+    ratio = samples / RECIPES[config.recipe].batch_size
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
 
 
 def identity(config: TrainConfig, recipe: Recipe) -> dict[str, Any]:

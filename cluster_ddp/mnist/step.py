@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from cluster_ddp import CudaGraphs, Shard, World, fast_cpu
+from cluster_ddp import Shard, World
+from cluster_ddp.mnist.cpu_layers import fast_cpu
+from cluster_ddp.mnist.cuda_graphs import CudaGraphs
 from cluster_ddp.mnist.recipes import Recipe, lr_factor, warm_up
 from cluster_ddp.train_options import TrainConfig
 

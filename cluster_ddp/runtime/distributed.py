@@ -60,7 +60,7 @@ def distributed(
 
     Raises:
         SpecError: `cluster-ddp memory` imports the script, which trains at its top level.
-        TopologyError, HostlistError: the environment contradicts itself, or its node list can't be read.
+        TopologyError: the environment contradicts itself, or its node list can't be read.
         RendezvousError: ranks are missing, or rank 0 can't be found or can't serve them.
         DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or only some ranks have one.
         RunDirError, CheckpointError: at the end, on rank 0: the last files can't be written.

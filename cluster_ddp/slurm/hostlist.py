@@ -16,7 +16,7 @@ import re
 from itertools import product
 from math import prod
 
-from cluster_ddp.errors import HostlistError
+from cluster_ddp.errors import TopologyError
 from cluster_ddp.slurm.variables import Variables
 
 # Slurm's own limit on the hosts of one range (MAX_RANGE, 64k): a typing error must not fill the memory.
@@ -34,7 +34,7 @@ def expand(text: str) -> list[str]:
     """Return the host names of a hostlist, in its order; none of an empty one.
 
     Raises:
-        HostlistError: brackets that don't match, an empty or backward range, a range of over 65,536 hosts,
+        TopologyError: brackets that don't match, an empty or backward range, a range of over 65,536 hosts,
             over a million hosts from one item.
     """
     hosts: list[str] = []
@@ -55,8 +55,8 @@ def of_variable(v: Variables, *names: str) -> tuple[str, ...]:
     """Return the hosts of the first variable in `names` that is set; none if none is. See `expand` for errors."""
     try:
         return tuple(expand(v.text(*names) or ""))
-    except HostlistError as error:
-        raise HostlistError(f"Reading {v.first(*names)}: {error.asked}", error.found, error.hint) from error
+    except TopologyError as error:
+        raise TopologyError(f"Reading {v.first(*names)}: {error.asked}", error.found, error.hint) from error
 
 
 def _alternatives(text: str, item: str) -> list[list[str]]:
@@ -80,8 +80,8 @@ def _numbers(text: str, piece: str) -> list[str]:
     return [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
 
 
-def _error(text: str, found: str) -> HostlistError:
-    return HostlistError(
+def _error(text: str, found: str) -> TopologyError:
+    return TopologyError(
         f"Reading the hostlist {text!r}:",
         f"{found}.",
         f"compare with Slurm's own expansion: scontrol show hostnames '{text}'",

@@ -132,6 +132,6 @@ class Topology:
 
         Raises:
             TopologyError: variables are missing or contradict each other; the error has their names and values.
-            HostlistError: a node list that can't be read.
+            TopologyError: a node list that can't be read.
         """
         return Topology(**environment.read(env))

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from cluster_ddp.agent.option_types import node_range
-from cluster_ddp.errors import HostlistError
+from cluster_ddp.errors import TopologyError
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission.validation import SET_ELSEWHERE, field_error
 
@@ -131,5 +131,5 @@ def _check_exclude(nodes: str) -> None:
     try:
         if not hostlist.expand(nodes):
             raise field_error("exclude", nodes, "at least one node")
-    except HostlistError as error:
+    except TopologyError as error:
         raise field_error("exclude", nodes, f"a hostlist such as node[3-4]: {error.found.rstrip('.')}") from error

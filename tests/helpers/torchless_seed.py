@@ -15,6 +15,6 @@ AGENT = (
 def main() -> None:
     """Fork what the agent asks for."""
     forked_program.MODULES = ()  # type: ignore[assignment]
-    forked_program._check = lambda: None
+    forked_program._why_not = lambda: ""
     forked_program.reinit_after_fork = lambda cpus: None
     seed.main()

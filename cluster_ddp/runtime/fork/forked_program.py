@@ -18,8 +18,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import cast
 
-from cluster_ddp.errors import ForkError, SpecError
-from cluster_ddp.run.names import Env
+from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.device import binding
 
 MODULES = (
@@ -42,29 +41,22 @@ _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-def load(more: Sequence[str] = ()) -> None:
+def load(more: Sequence[str] = ()) -> str:
     """Import `MODULES`, then `more`. The environment stays as it is.
 
-    Raises:
-        ForkError: one of `more` can't be imported; or a module has initialised CUDA or HIP, or started threads, which a
-            forked process could not use.
+    Returns why this process must not be forked now; empty if it may. A module may have initialised CUDA or HIP, or
+    started threads, which a forked process could not use.
     """
     gc.disable()  # garbage collection would take a sixth of the time
     with _kept_environ():
         os.environ[_BLAS_THREADS[0]] = "1"
         # A module may call torch.cuda.is_available(). By default that starts CUDA, which a forked process can't use.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        for name in MODULES:
+        for name in (*MODULES, *more):
             importlib.import_module(name)
-        for name in more:
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                asked, found = f"Importing {name} before the ranks are forked:", f"{type(error).__name__}: {error}"
-                raise ForkError(asked, found, f"change {Env.PRELOAD}") from error
     gc.freeze()  # existing objects stay in memory that the ranks share
     gc.enable()
-    _check()
+    return _why_not()
 
 
 def reinit_after_fork(cpus: int) -> None:
@@ -109,18 +101,14 @@ def _kept_environ() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _check() -> None:
+def _why_not() -> str:
     import torch
 
-    asked, elsewhere = "Forking the ranks:", "start one task per rank, without forking: --launcher srun"
     if torch.cuda.is_initialized() or (device := binding.open_driver()):
         seen = "" if torch.cuda.is_initialized() else f" ({device} is open)"
-        found = f"a module has initialised the GPU's driver{seen}, and a forked process can't use it."
-        raise ForkError(asked, found, f"leave that module out of {Env.PRELOAD}; or {elsewhere}")
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:
-        found = f"importing torch has started {threads - 1} threads, which forked processes would not have."
-        raise ForkError(asked, found, elsewhere)
+        return f"a module has initialised the GPU's driver{seen}, and a forked process can't use it"
+    threads = len(list(Path("/proc/self/task").iterdir())) - 1
+    return f"importing torch has started {threads} threads, which forked processes would not have" if threads else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.seed_process import READY
-from cluster_ddp.errors import ForkError, SpecError
+from cluster_ddp.errors import SpecError
 from cluster_ddp.run.names import Env
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.fork import forked_program
@@ -85,12 +85,11 @@ def _imported(words: list[str]) -> str:
         if why := "" if program.is_module else _not_as_anew(Path(program.name)):
             return why
         program.prepare()  # its folder comes first where modules are looked for
-        forked_program.load(os.environ.get(Env.PRELOAD, "").split())
-    except (ForkError, SpecError) as error:
+        return forked_program.load(os.environ.get(Env.PRELOAD, "").split())
+    except SpecError as error:
         return error.found
     except Exception as error:  # such as a broken torch: the rank's own Python says it, if it needs that
         return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def _not_as_anew(script: Path) -> str:

@@ -6,9 +6,6 @@ fsdp             FSDP2, sharded over a mesh of ranks
 model_wrapping   how a model is wrapped: DDP, FSDP or HSDP; the layers that it repeats
 dtensor_pieces   tensors that are sharded over the ranks, and their pieces
 empty_init       a model that rank 0 alone has the values of, until it is wrapped
-cpu_layers       layers and memory for faster training on CPUs
-cuda_graphs      parts of a step as CUDA graphs
 grad_scaler      torch's GradScaler, which also says when scaled gradients are clipped
-learning_rate    scaling with the number of ranks, and warm-up
 memory_estimate  what weights, gradients and optimizer state take in a GPU, from a model's shapes
 """

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.errors import ProfileError, nearest
+from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.run.files import make_dir, open_own
 from cluster_ddp.run.ownership import others, refuse_others
 from cluster_ddp.submission.cli import settings_keys
@@ -55,7 +55,7 @@ def load(profile: str | None, *, folder: Path, env: Mapping[str, str], accept: b
         The settings, empty where there is no file.
 
     Raises:
-        ProfileError: a file can't be read, or has an error in any of its tables; there is no such profile; others could
+        SpecError: a file can't be read, or has an error in any of its tables; there is no such profile; others could
             have written a file, and it was never accepted.
         RunDirError: others could have written the user's file with the hashes.
     """
@@ -136,7 +136,7 @@ def _content(path: Path, accepted: Path | None, *, accept: bool) -> bytes:
     """The content of a settings file. `accepted` is the file with the hashes; `accept`: take the file as it is now.
 
     Raises:
-        ProfileError: it can't be read; or others could have written it, and this content was never accepted.
+        SpecError: it can't be read; or others could have written it, and this content was never accepted.
         RunDirError: others could have written the file with the hashes.
     """
     try:
@@ -199,7 +199,7 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
     return table
 
 
-def _unknown_profile(profile: str, names: Mapping[Path, list[str]], folder: Path, user: Path | None) -> ProfileError:
+def _unknown_profile(profile: str, names: Mapping[Path, list[str]], folder: Path, user: Path | None) -> SpecError:
     listed = [f"{name} (in {path})" for path, in_file in names.items() for name in in_file]
     guess = nearest(profile, [name for in_file in names.values() for name in in_file])
     if listed:
@@ -209,4 +209,4 @@ def _unknown_profile(profile: str, names: Mapping[Path, list[str]], folder: Path
     else:
         found = f"there is no {FILE_NAME} in {folder} or a parent of it" + (f", and no {user}." if user else ".")
     hint = f"write a table [{profile}] into {FILE_NAME}, or leave --profile out"
-    return ProfileError(f"Using the profile {profile!r}:", found, hint)
+    return SpecError(f"Using the profile {profile!r}:", found, hint)

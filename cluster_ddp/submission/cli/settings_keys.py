@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cluster_ddp.errors import ProfileError, SpecError, nearest
+from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.spec_rules import node_counts
 
@@ -27,9 +27,9 @@ _LEGAL: Mapping[type, tuple[str, str]] = {
 }
 
 
-def error(origin: str, found: str, hint: str) -> ProfileError:
+def error(origin: str, found: str, hint: str) -> SpecError:
     """Return the error that a settings file has."""
-    return ProfileError(f"Reading the settings in {origin}:", found, hint)
+    return SpecError(f"Reading the settings in {origin}:", found, hint)
 
 
 def defaults() -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _line(key: str, raw: Any) -> str:
     return f"{key} = {_LEGAL[kind][1]}"
 
 
-def _unknown_key(origin: str, key: str) -> ProfileError:
+def _unknown_key(origin: str, key: str) -> SpecError:
     if key in NO_SETTINGS:
         return error(origin, f"{key} belongs to one job, so it can't be a setting.", "give it on the command line")
     found = f"there is no key {key!r}.{nearest(key.replace('-', '_').lower(), kinds())}"

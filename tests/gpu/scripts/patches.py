@@ -29,7 +29,7 @@ def apply(task: dict[str, Any]) -> None:
 
 
 def _stand_in_for_graphs() -> None:
-    from cluster_ddp import CudaGraphs
+    from cluster_ddp.mnist.cuda_graphs import CudaGraphs
 
     CudaGraphs.__init__ = lambda self, world: None
     CudaGraphs.captured = lambda self, function, inputs: functools.partial(function, *inputs)
@@ -54,7 +54,7 @@ def _pretend_gpus(hidden: int, task: dict[str, Any]) -> None:
 
 
 def _set_capture(is_on: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.runtime.model import cuda_graphs
+    from cluster_ddp.mnist import cuda_graphs
 
     if not is_on:
         cuda_graphs._WARM_UPS = sys.maxsize
@@ -63,7 +63,7 @@ def _set_capture(is_on: bool, task: dict[str, Any]) -> None:
 def _set_dropout(is_on: bool, task: dict[str, Any]) -> None:
     from torch.nn import Dropout
 
-    from cluster_ddp.runtime.model.cpu_layers import ByteDropout
+    from cluster_ddp.mnist.cpu_layers import ByteDropout
 
     if not is_on:
         Dropout.forward = ByteDropout.forward = lambda self, x: x

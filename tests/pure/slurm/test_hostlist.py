@@ -1,6 +1,6 @@
 import pytest
 
-from cluster_ddp.errors import HostlistError
+from cluster_ddp.errors import TopologyError
 from cluster_ddp.slurm.hostlist import expand
 
 
@@ -40,7 +40,7 @@ def test_expands_as_scontrol_does(text: str, hosts: list[str]) -> None:
     ],
 )
 def test_refuses_what_is_no_hostlist(text: str, complaint: str) -> None:
-    with pytest.raises(HostlistError) as caught:
+    with pytest.raises(TopologyError) as caught:
         expand(text)
     assert complaint in caught.value.found
     assert text in caught.value.asked

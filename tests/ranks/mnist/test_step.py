@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import cluster_ddp
-from cluster_ddp import CudaGraphs, DeviceError
+from cluster_ddp import DeviceError
 from cluster_ddp.mnist import data
+from cluster_ddp.mnist.cuda_graphs import CudaGraphs
 from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
 from cluster_ddp.train_options import TrainConfig

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from strangers import STRANGER, as_stranger, folder_of_all, needs_a_stranger
 
-from cluster_ddp.errors import ProfileError, RunDirError
+from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.submission.cli import settings_files, settings_keys
 from cluster_ddp.submission.cli.settings_files import Settings, load
 from cluster_ddp.submission.cli.settings_keys import SUBMISSION_KEYS
@@ -34,8 +34,8 @@ class Site:
     def load(self, name: str | None = None, *, accept: bool = False, **env: str) -> Settings:
         return load(name, folder=self.folder, env={"HOME": str(self.home), **env}, accept=accept)
 
-    def error(self, name: str | None = None) -> ProfileError:
-        with pytest.raises(ProfileError) as caught:
+    def error(self, name: str | None = None) -> SpecError:
+        with pytest.raises(SpecError) as caught:
             self.load(name)
         return caught.value
 
@@ -322,7 +322,7 @@ def test_without_any_profile_the_files_are_named(site: Site, name: str) -> None:
     error = site.error(name)
     assert error.found == f"there is no profile in {site.project}."
     assert f"write a table [{name}]" in error.hint
-    with pytest.raises(ProfileError, match=r"or a parent of it\.\n"):
+    with pytest.raises(SpecError, match=r"or a parent of it\.\n"):
         load(name, folder=site.home, env={})
 
 

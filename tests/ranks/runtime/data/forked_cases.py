@@ -84,7 +84,7 @@ def _become(log: Path, env: dict[str, str]) -> None:
 def main() -> None:
     """Run them all."""
     waiting = json.load(sys.stdin)
-    forked_program.load()
+    assert not forked_program.load()
     running: list[Case] = []
     outcomes = {}
     while waiting or running:

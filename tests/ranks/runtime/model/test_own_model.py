@@ -136,29 +136,9 @@ def test_options_that_ddp_has_not(world: cluster_ddp.World, options: dict[str, o
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("rule", "factor"), [("linear", 0.25), ("sqrt", 0.5)])
-def test_the_learning_rate_of_another_global_batch(world: cluster_ddp.World, rule: str, factor: float) -> None:
-    assert cluster_ddp.lr_scale(world, 8, 32, rule) == factor  # type: ignore[arg-type]
-
-
-def test_a_learning_rate_that_warms_up(world: cluster_ddp.World) -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    later = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    scheduler = cluster_ddp.with_warmup(optimizer, later, steps=4, start=0.2)
-    seen = []
-    for _ in range(9):
-        seen.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 0.5, 0.5, 0.25])
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda world: cluster_ddp.lr_scale(world, 0, 32),
-        lambda world: cluster_ddp.lr_scale(world, 8, 32, "cubic"),
-        lambda world: cluster_ddp.with_warmup(None, None, steps=0),  # type: ignore[arg-type]
         lambda world: world.accumulate(world.wrap(nn.Linear(1, 1)), 0, every=0).__enter__(),
         lambda world: world.accumulate(nn.Linear(1, 1), 0, every=2).__enter__(),
     ],

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from cluster_ddp.errors import DeviceError
-from cluster_ddp.runtime.world import World
+from cluster_ddp import DeviceError, World
 
 # In its first ten steps DDP times itself, with events that can't be captured.
 _WARM_UPS = 11
@@ -21,7 +20,7 @@ _WARM_UPS = 11
 class CudaGraphs:
     """Makes functions of a training step into CUDA graphs. Make it before the model.
 
-        graphs = cluster_ddp.CudaGraphs(world)
+        graphs = CudaGraphs(world)
         model = world.wrap(Model())
         backward = graphs(forward_and_backward)  # a function of images and labels
         for images, labels in shard:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import cluster_ddp
+from cluster_ddp.mnist import cuda_graphs
+from cluster_ddp.mnist.cuda_graphs import CudaGraphs, GraphedFunction
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
 from cluster_ddp.runtime.device import interruptible_wait
-from cluster_ddp.runtime.model import cuda_graphs
-from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs, GraphedFunction
 from cluster_ddp.slurm.topology import Topology
 
 

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import cluster_ddp
+from cluster_ddp.mnist.cpu_layers import ByteDropout, ChannelsLastMaxPool2d, fast_cpu
 from cluster_ddp.mnist.model import Net, SmallNet
-from cluster_ddp.runtime.model.cpu_layers import ByteDropout, ChannelsLastMaxPool2d
 
 
 @pytest.mark.quick
@@ -24,7 +23,7 @@ def test_the_fast_model_is_the_plain_one_to_the_bit(model: type[nn.Module], layo
     """In a test; in a training dropout draws other random numbers. The weights keep their names."""
     images, labels = torch.randn(16, 1, 28, 28).to(memory_format=layout), torch.arange(16) % 10
     plain = model().eval()
-    fast = cluster_ddp.fast_cpu(model()).eval()
+    fast = fast_cpu(model()).eval()
     fast.load_state_dict(plain.state_dict())
     found = []
     for net in (plain, fast):
@@ -40,7 +39,7 @@ def test_the_fast_model_is_the_plain_one_to_the_bit(model: type[nn.Module], layo
 def test_it_replaces_the_layers_that_it_knows_wherever_they_are() -> None:
     inner = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.3), nn.MaxPool2d(2, return_indices=True), nn.AlphaDropout(0.5))
     model = nn.Sequential(nn.MaxPool2d(3, stride=2, padding=1), inner.eval(), nn.Dropout(1.0))
-    assert cluster_ddp.fast_cpu(model) is model
+    assert fast_cpu(model) is model
     kinds = [type(layer) for layer in (model[0], *model[1], model[2])]
     kept = [nn.Dropout, nn.MaxPool2d, nn.AlphaDropout, nn.Dropout]
     assert kinds == [ChannelsLastMaxPool2d, ByteDropout, *kept]
@@ -79,7 +78,7 @@ def test_dropout_follows_the_seed_and_does_nothing_in_a_test() -> None:
 
 STEPS = """
 import os, resource, sys, torch
-from cluster_ddp.runtime.model.cpu_layers import keep_freed_memory
+from cluster_ddp.mnist.cpu_layers import keep_freed_memory
 if sys.argv[1] == "keep": keep_freed_memory(os.environ)
 def step():
     blocks = [torch.ones(12 << 20) for _ in range(2)]  # 48 MiB each: over what malloc keeps by itself
