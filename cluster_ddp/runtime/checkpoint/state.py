@@ -165,7 +165,7 @@ class TrainingState:
             "buffers": buffers,
             "meters": self._of_meters(),
             "settings": self._settings.changed(),
-            "first_settings": [*self._settings.first_steps.of_run],
+            "first_settings": self._settings.first_steps.noted,
             "arrays": dict(self.unsaved.anew.arrays),
             "shards": [shard.place_of_rank() for shard in self.shards],
             "differing": differing,

@@ -122,7 +122,7 @@ class StepBoundary:
         if is_first:
             self._state.reserve()  # now the optimizer also has its state
         if self.world.is_main:
-            self._state.unsaved.note_step(self._state.steps)
+            self._state.unsaved.note_step(self._state.steps, begins_epoch=begins_epoch)
             if begins_epoch:
                 self._state.unsaved.look(self._state.steps)
             if is_first:

@@ -91,6 +91,7 @@ class PlainAttributes:
 
     def begin_pass(self) -> None:
         """Call it before the first batch of a pass."""
+        self.first_steps.begin_epoch()
         self._at_start = self._now(self._dataset) if self._saved else {}
 
     def tell(self, epoch: int) -> None:

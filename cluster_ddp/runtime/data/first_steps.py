@@ -7,43 +7,66 @@ from typing import Any
 
 _STEPS = 2
 
+Steps = Sequence[Mapping[str, Any]]
+
 
 class FirstSteps:
     """Keeps plain values after the first steps of a run, and compares those after the first steps since a resume.
 
-    A value that follows from the number of the step or the epoch, or from the batch, does not repeat them.
+    A value that follows from the number of the step or the epoch, or from the batch, does not repeat them. One that
+    each epoch begins again does so rightly after a resume between two epochs: the newest epoch's first steps show it.
     """
 
     def __init__(self) -> None:
-        self.of_run: Sequence[Mapping[str, Any]] = ()
-        """After the first and the second step of the run: for the checkpoint."""
+        self._of_run: Steps = ()
+        self._of_epoch: Steps = ()  # the newest one, but not the run's first
         self._now: list[Mapping[str, Any]] = []
-        self._is_resumed = self._compares = False
+        self._is_of_run, self._compares, self._is_inside = True, False, False
+        self._repeated: list[str] = []
 
     @property
     def are_over(self) -> bool:
         """Whether enough is noted."""
         return len(self._now) == _STEPS
 
-    def resume(self, of_run: Sequence[Mapping[str, Any]], *, inside: bool) -> None:
-        """Begin again with those of the run. `inside` an epoch: at its beginning, they may rightly be those again."""
-        self.of_run, self._now, self._is_resumed, self._compares = of_run, [], True, inside
+    @property
+    def noted(self) -> tuple[Steps, Steps]:
+        """What is noted of the run's first steps, and of those of its newest epoch: for the checkpoint."""
+        return self._of_run, self._of_epoch
+
+    def resume(self, noted: tuple[Steps, Steps], *, inside: bool) -> None:
+        """Begin again with what was `noted` in the run. `inside`: an epoch began before the resume."""
+        self._of_run, self._of_epoch = noted
+        self._now, self._is_of_run, self._compares, self._is_inside = [], False, True, inside
+
+    def begin_epoch(self) -> None:
+        """Call it with the first step of an epoch, before `note`, and with the first one after a resume."""
+        if self._now:
+            self._now, self._is_of_run, self._compares = [], False, False
 
     def note(self, values: Mapping[str, Any]) -> None:
         """Note the values after a step, until `are_over`."""
         self._now.append(values)
-        if not self._is_resumed:
-            self.of_run = [*self._now]
+        if self._is_of_run:
+            self._of_run = [*self._now]
+        elif not self._compares:
+            self._of_epoch = [*self._now]
+        elif self.are_over:
+            self._repeated = self._compared()
 
     def repeated(self) -> list[str]:
         """Return, once, the names of values that change in each step, and repeat those of the run's first steps."""
-        if not (self._compares and self.are_over and len(self.of_run) == _STEPS):
+        found, self._repeated = self._repeated, []
+        return found
+
+    def _compared(self) -> list[str]:
+        if len(self._of_run) < _STEPS:
             return []
-        self._compares = False
-        (first, second), (one, other) = self.of_run, self._now
-        names = first.keys() & second.keys() & one.keys() & other.keys()
-        return [
-            name
-            for name in sorted(names)
-            if first[name] != second[name] and (one[name], other[name]) == (first[name], second[name])
+        (first, second), (one, other) = self._of_run, self._now
+        names = sorted(first.keys() & second.keys() & one.keys() & other.keys())
+        found = [
+            name for name in names if (one[name], other[name]) == (first[name], second[name]) != (first[name],) * 2
         ]
+        if self._is_inside:
+            return found
+        return [name for name in found if [step.get(name) for step in self._of_epoch] != [first[name], second[name]]]

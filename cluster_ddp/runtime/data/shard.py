@@ -236,7 +236,7 @@ class Shard(BatchIterator):
             "fingerprint": self.fingerprint,
             "order": self.batches.order_digest,
             "attributes": self._attributes.changed(),
-            "first_attributes": [*self._attributes.first_steps.of_run],
+            "first_attributes": self._attributes.first_steps.noted,
             "step": self.step + is_whole,
             "seen": self.seen if is_whole else self._update_start,
         }

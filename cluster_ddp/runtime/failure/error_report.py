@@ -65,9 +65,11 @@ class FailureReporter:
         self.hangs: HangWatch | None = None
         """Knows where the ranks are; None if nobody watches."""
         self._reported: BaseException | None = None
+        self._pid = os.getpid()
 
     def install(self) -> None:
         """Replace sys.excepthook."""
+        self._pid = os.getpid()
         sys.excepthook = self._excepthook
 
     def note_place(self, topology: Topology, *, collective_timeout_s: float) -> None:
@@ -152,6 +154,9 @@ class FailureReporter:
             process_exit.now(1)
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
+            sys.__excepthook__(kind, error, trace)  # of a worker of multiprocessing, whose threads call it
+            return
         if Env.NOTES in os.environ:
             # This process ends. If a rank that its failure stops has ended before it, srun (--kill-on-bad-exit) sends
             # TERM, which would replace the exit status of the first failure by 143. After TERM comes KILL.

@@ -45,7 +45,7 @@ def around(frame: FrameType) -> RepeatedCode | None:
     outside: list[ast.AST] = [*scope.body]
     for loop in loops:
         turn = _Turn(_of_turn(loop))
-        carried |= turn.carried | (turn.left & _Turn(outside, without=loop).read)
+        carried |= turn.carried | (turn.left & _Turn(outside, without=loop, left=turn.left).early)
         read |= turn.read - turn.assigned_anywhere
         outside = _of_turn(loop)
     constant = read - _Turn(_of_turn(loops[0])).assigned_anywhere
@@ -114,14 +114,18 @@ def _around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
 
 
 class _Turn(ast.NodeVisitor):
-    """Goes through one turn of a loop in the order in which Python runs it. A loop in it runs at least once."""
+    """Goes through one turn of a loop in the order in which Python runs it. A loop in it runs at least once.
 
-    def __init__(self, body: Iterable[ast.AST], *, without: ast.AST | None = None) -> None:
-        self._without = without
+    But one, `without`, which is left out: it may assign the variables that are `left`.
+    """
+
+    def __init__(self, body: Iterable[ast.AST], *, without: ast.AST | None = None, left: Iterable[str] = ()) -> None:
+        self._without, self._left = without, left
         self.read: set[str] = set()
         self.assigned_anywhere: set[str] = set()
         self._kept: set[str] = set()  # of these, those that do not only have a time of a clock
-        self._early: set[str] = set()  # read where they may not be assigned yet
+        self.early: set[str] = set()
+        """Variables that are read where they may not be assigned yet."""
         self._assigned: set[str] = set()  # on every way to here
         for node in body:
             self.visit(node)
@@ -129,7 +133,7 @@ class _Turn(ast.NodeVisitor):
     @property
     def carried(self) -> set[str]:
         """Variables that it may read before it has assigned them, and assigns."""
-        return self._early & self._kept
+        return self.early & self._kept
 
     @property
     def left(self) -> set[str]:
@@ -137,7 +141,9 @@ class _Turn(ast.NodeVisitor):
         return self._kept - self._assigned
 
     def visit(self, node: ast.AST) -> None:
-        if node is not self._without:
+        if node is self._without:
+            self._assigned.difference_update(self._left)
+        else:
             super().visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
@@ -230,7 +236,7 @@ class _Turn(ast.NodeVisitor):
     def _read(self, name: str) -> None:
         self.read.add(name)
         if name not in self._assigned:
-            self._early.add(name)
+            self.early.add(name)
 
     def _assign(self, name: str) -> None:
         self._assigned.add(name)

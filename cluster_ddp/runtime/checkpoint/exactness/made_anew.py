@@ -57,7 +57,7 @@ class _FirstBatch:
 
     def __init__(self, parts: Mapping[str, torch.nn.Module]) -> None:
         self._before = [
-            (".".join(filter(None, (part, path))), module, _flags(module), _versions(module))
+            (".".join(filter(None, (part, path))), module, _flags(module), _contents(module))
             for part, model in parts.items()
             for path, module in model.named_modules()
         ]
@@ -71,9 +71,9 @@ class _FirstBatch:
         self._before = []
 
     def _look(self, *_: object) -> None:
-        for place, module, flags, versions in self._before:
-            if _versions(module) != versions:
-                changed = {name for name, value in _flags(module).items() if flags.get(name, value) is not value}
+        for place, module, flags, contents in self._before:
+            changed = {name for name, value in _flags(module).items() if flags.get(name, value) is not value}
+            if changed and _contents(module) != contents:
                 self.written += [f"{place}.{name}" for name in sorted(changed)]
         self.leave()
 
@@ -83,7 +83,7 @@ def _flags(module: torch.nn.Module) -> dict[str, bool | None]:
     return {name: value for name, value in own.items() if name != "training"}
 
 
-def _versions(module: torch.nn.Module) -> list[int]:
-    """How often each of a module's own parameters and buffers was written."""
-    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    return [local_part(one)._version for one in own]
+def _contents(module: torch.nn.Module) -> list[tuple[int, str]]:
+    """How often each of a module's own parameters and buffers was written, and its sum: `.data` counts no writing."""
+    own = [local_part(one).detach() for one in (*module.parameters(recurse=False), *module.buffers(recurse=False))]
+    return [(one._version, str(one.sum(dtype=torch.float64).item()) if one.is_floating_point() else "") for one in own]

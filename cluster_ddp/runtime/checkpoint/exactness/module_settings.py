@@ -74,8 +74,10 @@ class ModuleSettings:
         saved = self._loaded or {}
         return [f"{place} = {saved[place]!r}" for place in [*places, *self.first_steps.repeated()] if place in saved]
 
-    def note_step(self) -> None:
-        """Call it after each step: of the first ones, flags, counts and texts are noted."""
+    def note_step(self, *, begins_epoch: bool) -> None:
+        """Call it after each step: of an epoch's first ones, flags, counts and texts are noted."""
+        if begins_epoch:
+            self.first_steps.begin_epoch()
         if not self.first_steps.are_over:
             changed = self._changed_attributes()
             self.first_steps.note({place: value for place, value in changed if not _is_restored(place, value)})

@@ -112,9 +112,9 @@ class Unsaved:
         """Number of steps that all optimizers of this process have made."""
         return self._steps.count
 
-    def note_step(self, step: int) -> None:
+    def note_step(self, step: int, *, begins_epoch: bool) -> None:
         """Call it in each step."""
-        self._settings.note_step()
+        self._settings.note_step(begins_epoch=begins_epoch)
         self._meters.note_step()
         if not self._looks:
             self._trained = {name for name, module in self._modules.items() if module.training}

@@ -89,6 +89,19 @@ def test_what_an_inner_loop_may_leave_counts_if_it_is_read_behind_it(tmp_path: P
     assert sorted(seen.carried) == ["first"]
 
 
+def test_what_is_read_outside_a_loop_alone_is_none_of_its_own(tmp_path: Path) -> None:
+    """Before it or behind it, but not before it is assigned there."""
+    inner = "if x:\n    for p in some:\n      p\n"
+    text = "def main():\n  for p in some:\n    p\n  for x in some:\n    look()\n    {}\n  p = 1\n  p\nmain()\n"
+    seen = seen_in(tmp_path / "script.py", text.format(inner.replace("\n", "\n  ")))
+    assert seen is not None
+    assert sorted(seen.carried) == []
+    behind = text.replace("  p = 1\n", "").format(inner.replace("\n", "\n  "))
+    seen = seen_in(tmp_path / "behind.py", behind)
+    assert seen is not None
+    assert sorted(seen.carried) == ["p"]
+
+
 def test_a_function_in_a_loop_carries_what_is_not_its_own(tmp_path: Path) -> None:
     text = "def step():\n  global steps\n  own = steps\n  own += 1\n  steps = own\n  look()\nfor x in some:\n  step()\n"
     seen = seen_in(tmp_path / "script.py", text)

@@ -71,6 +71,16 @@ class ActNorm(nn.Module):
         return x + self.bias
 
 
+class ActNormOfData(ActNorm):
+    """Counts no writing to its weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_initialized:
+            self.bias.data.copy_(1 - x.mean(0).detach())
+            self.is_initialized = True
+        return x + self.bias
+
+
 class Balance:
     """Divides a loss by its first value."""
 
@@ -226,6 +236,11 @@ class InitializesFromTheFirstBatch(Trainer):
         return nn.Sequential(nn.Linear(2, 2), ActNorm(has_buffer=self.has_buffer))
 
 
+class InitializesPastAutograd(InitializesFromTheFirstBatch):
+    def modules(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 2), ActNormOfData(has_buffer=False))
+
+
 class HasAFlagInABuffer(InitializesFromTheFirstBatch):
     has_buffer = True
 
@@ -305,6 +320,7 @@ SAID: dict[type[Trainer], str] = {
     NotesAtItsParameters: "attributes of modules change: model.0.weight.norms, model.0.bias.norms.",
     ReplacesAFunction: "attributes of modules had other values before the resume: model.activation = 'a softplus'.",
     InitializesFromTheFirstBatch: "initialized themselves again after the resume: model.1.is_initialized.",
+    InitializesPastAutograd: "initialized themselves again after the resume: model.1.is_initialized.",
     HasACentreOfItsWeights: "were others when the training began: HasACentreOfItsWeights.centre.",
     RefinesLabels: "the dataset had other attributes before the resume: dataset.soft.",
     MinesNegatives: "the dataset had other attributes before the resume: dataset.negatives.",

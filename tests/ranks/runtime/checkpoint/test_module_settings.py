@@ -87,10 +87,21 @@ def test_flags_and_counts_that_are_not_set_again_are_only_named(sets: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("begins_at", "inside", "lost"), [(0, True, ["model.calls = 5"]), (5, True, []), (0, False, [])]
+    ("begins_at", "inside", "epochs", "resets", "lost"),
+    [
+        (0, True, 1, False, ["model.calls = 5"]),
+        (5, True, 1, False, []),
+        (0, False, 1, False, ["model.calls = 5"]),
+        (0, False, 2, False, ["model.calls = 10"]),
+        (10, False, 2, False, []),
+        (0, False, 2, True, []),
+        (0, True, 2, True, ["model.calls = 5"]),
+    ],
 )
-def test_a_count_that_begins_again_is_named(begins_at: int, inside: bool, lost: list[str]) -> None:
-    """At the first save after a resume it is not as it was made: each forward counts."""
+def test_a_count_that_begins_again_is_named(
+    begins_at: int, inside: bool, epochs: int, resets: bool, lost: list[str]
+) -> None:
+    """At the first save after a resume it is not as it was made: each forward counts. Some count in each epoch."""
 
     def made() -> tuple[Any, ModuleSettings]:
         model = nn.Linear(2, 2)
@@ -101,12 +112,16 @@ def test_a_count_that_begins_again_is_named(begins_at: int, inside: bool, lost: 
         for step in range(steps):
             model.calls += 1
             model.batch_size = 4 if step < 4 else 2
-            settings.note_step()
+            settings.note_step(begins_epoch=step == 0)
 
-    train(*(first := made()), 5)
+    model, settings = made()
+    for _ in range(epochs):
+        model.calls *= not resets
+        train(model, settings, 5)
+    saved, noted = settings.changed(), settings.first_steps.noted
     model, again = made()
-    again.load(first[1].changed())
-    again.first_steps.resume(first[1].first_steps.of_run, inside=inside)
+    again.load(saved)
+    again.first_steps.resume(noted, inside=inside)
     model.calls = begins_at
     train(model, again, 3)
     assert (again.lost(), again.lost()) == (lost, [])

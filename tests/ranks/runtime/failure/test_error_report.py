@@ -58,6 +58,29 @@ def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixt
     assert "ValueError: the one that matters" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_elsewhere_than_in_the_ranks_main_thread_an_error_is_pythons(
+    capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    """multiprocessing calls the hook in threads of a DataLoader's workers: that ends no rank."""
+    reporter, error = FailureReporter(), EOFError("it's gone")
+    reporter.install()
+
+    def call() -> None:
+        sys.excepthook(EOFError, error, None)
+
+    if where == "thread":
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    else:
+        if (pid := os.fork()) == 0:
+            call()
+            os._exit(0)
+        os.waitpid(pid, 0)
+    assert capfd.readouterr().err == "EOFError: it's gone\n"
+
+
 @pytest.mark.parametrize(("is_lost", "is_over"), [(False, False), (False, True), (True, False), (True, True)])
 def test_a_hang_that_is_over_once_the_store_has_answered_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, is_lost: bool, is_over: bool
