@@ -91,11 +91,15 @@ class Leader(Rank):
             for (rank, _), one in zip(firsts, nexts)
         }
         token = self._token()
-        answers, found = self._answers("network", plan=plan, token=None if token is None else str(token))
+        answers, silent = self._answers("network", plan=plan, token=None if token is None else str(token))
         if token is not None:
             token.unlink(missing_ok=True)
         found_links = [Link(**link) for one in answers.values() for link in one["links"]]
-        found += judgement.of_links(found_links) + judgement.not_shared(answers, self.options.run_dir)
+        found = judgement.of_links(found_links) + judgement.not_shared(answers, self.options.run_dir)
+        if any(one.check == "packet_loss" for one in found):  # an answer may be lost, too
+            found += self._without_answer("network", self._reports, answers, is_lossy=True)
+        else:
+            found = silent + found
         return found, judgement.shown_slowest(found_links)
 
     def _token(self) -> Path | None:
@@ -131,13 +135,18 @@ class Leader(Rank):
             answers, waited_s = self._server.gather(tier, size, step_s), waited_s + step_s
         return answers, self._without_answer(tier, self._reports, answers)
 
-    def _without_answer(self, tier: str, here: Mapping[int, Message], answers: Mapping[int, Message]) -> list[Finding]:
-        """Return the ranks of `here` that have not answered in a tier, and whether that may be their nodes' fault."""
+    def _without_answer(
+        self, tier: str, here: Mapping[int, Message], answers: Mapping[int, Message], *, is_lossy: bool = False
+    ) -> list[Finding]:
+        """Return the ranks of `here` that have not answered in a tier, and whether that may be their nodes' fault.
+
+        Where the network `is_lossy`, it is not.
+        """
         hosts = {rank: str(one["host"]) for rank, one in here.items()}
         reached = {rank: host for rank, host in hosts.items() if rank in answers or rank in self._server.closed}
         may_accuse = sick_nodes.may_accuse(reached, self.identity.world_size, self.env)
         return [
-            comparison.ended(rank, host, tier, accuses=may_accuse or rank in reached)
+            comparison.ended(rank, host, tier, accuses=not is_lossy and (may_accuse or rank in reached))
             for rank, host in hosts.items()
             if rank not in answers
         ]
