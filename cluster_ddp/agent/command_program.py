@@ -1,6 +1,6 @@
 """What a command runs: the script or module of its Python interpreter or shell, behind their options and `env`.
 
-`--launcher fork` puts itself there.
+The process that forks ranks takes its place there.
 """
 
 from __future__ import annotations
