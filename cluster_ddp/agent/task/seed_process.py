@@ -122,12 +122,13 @@ class Seed:
             say(f"Starts take some seconds more: each rank starts Python anew, since {self._why_none}.")
 
     def end(self, why: str = "") -> None:
-        """End it, if it runs; for good, for a reason. Whoever waits for all children waits for it."""
+        """End it, if it runs, and wait for that: it has the lock of a staged environment. For good, for a reason."""
         self._why_none = self._why_none or why
         if self.pid is not None:
             self._link.close()
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
         self.pid, self._is_ready = None, False
 
     def _has_imported(self) -> bool:
