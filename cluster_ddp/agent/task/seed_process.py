@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from cluster_ddp import processes
 from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task import python_module, signals
@@ -51,6 +52,7 @@ class Seed:
         """Start it with the command and the environment of the ranks, unless it runs, or can't be."""
         if not self._is_wanted or self._why_none or self.pid is not None:
             return
+        processes.adopt_orphans()  # the ranks
         self._env, words = env, [*command]
         self._link, link = socket.socketpair()
         with link:

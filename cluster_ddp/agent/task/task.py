@@ -70,7 +70,6 @@ class Task:
 
     def keep(self) -> int:
         """Keep the ranks, again as often as the job says, and report each end. Returns their last exit status."""
-        processes.adopt_orphans()
         with contextlib.closing(self._client):
             if self._options.stays and self._client.is_connected:
                 return self._keep_for_the_job()
@@ -84,6 +83,7 @@ class Task:
     def _keep_for_the_job(self) -> int:
         """Start the ranks whenever the job says so, until it is over."""
         status, waits = 0, self._options.waits
+        processes.adopt_orphans()
         self._orders = Orders(self._client, waits or int(self._env[Env.START]), wake)
         if waits:
             env = {**self._env, Env.NOTES: os.devnull}  # so that it is known as a rank
