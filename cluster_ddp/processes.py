@@ -200,6 +200,13 @@ def signals_descriptor(numbers: Iterable[int]) -> int:
     return descriptor
 
 
+def name(pid: int) -> str:
+    """Return what ps and top show of a process; empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def rename(name: str) -> None:
     """Set what ps and top show of this process (prctl(2)); 15 bytes at most."""
     import ctypes

@@ -17,6 +17,9 @@ RECORDS_VERSION: Final = 1
 RESTART: Final = "Restart "
 """So begins a line of a job's log with which the batch script begins, if the job was started before."""
 
+SEED: Final = "seed"
+"""What ps and top show of the process that forks ranks, in the place of its program."""
+
 RESUME: Final = "cluster-ddp submit --resume"
 """The command that resumes a run, up to the run directory."""
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from cluster_ddp import processes
-from cluster_ddp.run.names import Env
+from cluster_ddp.run.names import SEED, Env
 from cluster_ddp.slurm.variables import node_name
 
 # What all ranks of this start on this node have in common.
@@ -75,9 +75,10 @@ def first_rank_has_said_it(env: Mapping[str, str]) -> bool:
 
 
 def _ranks(values: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
-    """Processes with such an environment, without agents, which have no notes, and may outlive their ranks."""
+    """Processes with such an environment, without agents, which have no notes, and seeds: both may outlive ranks."""
     found = processes.environments(values)
-    return [pid for pid, of_it in found.items() if Env.NOTES not in env or Env.NOTES in of_it]
+    are_ranks = [pid for pid, of_it in found.items() if Env.NOTES not in env or Env.NOTES in of_it]
+    return [pid for pid in are_ranks if processes.name(pid) != SEED]
 
 
 class Progress:

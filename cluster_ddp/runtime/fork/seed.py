@@ -28,7 +28,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.seed_process import READY
 from cluster_ddp.errors import SpecError
-from cluster_ddp.run.names import Env
+from cluster_ddp.run.names import SEED, Env
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.fork import forked_program
 from cluster_ddp.runtime.fork.forked_program import ForkedProgram
@@ -41,6 +41,7 @@ _POLL_S = 0.001
 def main() -> None:
     """Import, and fork what the agent asks for."""
     agents, on_interrupt = os.getppid(), signal.getsignal(signal.SIGINT)
+    processes.rename(SEED)
     for number in (*signals.WARNINGS, signal.SIGINT):  # all processes may be told: this one has nothing to save
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as agent:

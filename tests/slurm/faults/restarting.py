@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from chaos import faults
 from chaos.faults import Rank
@@ -16,7 +19,6 @@ from slowness import wait_until
 from cluster_ddp import processes
 from cluster_ddp.run import journal
 from cluster_ddp.run.journal import Failed
-from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.job_status import JobStatus
 
@@ -51,9 +53,11 @@ class Job(Run):
         return self._ranks(start)
 
     def _ranks(self, start: int) -> list[Rank]:
-        here = (Env.START, str(start))
-        found = faults.ranks(self.place.slurm.layout, int(self.job))
-        return [rank for rank in found if here in processes.environment(rank.pid).items()]
+        begun = {one["start"]: one["time"] for one in journal.events(self.path) if one["event"] == "start"}
+        if start not in begun:
+            return []
+        found = faults.ranks(self.place.slurm.layout, int(self.job))  # those that are forked have another environment
+        return [rank for rank in found if begun[start] <= began_s(rank.pid) < begun.get(start + 1, float("inf"))]
 
     def batch_host(self) -> str:
         """The node of the batch script."""
@@ -67,6 +71,13 @@ class Job(Run):
         found = re.search(pattern, commands.run(["scontrol", "show", "job", self.job], env=self.place.slurm.env))
         assert found, self.status()
         return found[1]
+
+
+def began_s(pid: int) -> float:
+    """When a process was started, in seconds of UNIX time; 0 if it has ended."""
+    up_s = float(Path("/proc/uptime").read_text().split()[0])
+    found = processes.running(pid)
+    return 0.0 if found is None else time.time() - up_s + found.ticks / os.sysconf("SC_CLK_TCK")
 
 
 def launch(

@@ -358,7 +358,7 @@ def said_of(caplog: pytest.LogCaptureFixture, loop: Callable[[torch.nn.Module, t
     unsaved = Unsaved({"model": model, "optimizer": optimizer}, [], [], ModuleSettings({}))
     caplog.clear()
     for step, _ in enumerate(loop(model, optimizer)):  # type: ignore[arg-type, var-annotated]
-        unsaved.note_step(step)
+        unsaved.note_step(step, begins_epoch=False)
         unsaved.tell(step)
     return len(caplog.records)
 
