@@ -16,7 +16,6 @@ from detection_parts import read_options
 from detection_parts.data import Boxes, evaluate, load
 from detection_parts.model import ssd300
 from torch import optim
-from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
 
 import cluster_ddp
 
@@ -29,12 +28,10 @@ class Training:
         world.seed_rank(options.seed)  # from here on each rank draws other random numbers
         lr = options.lr * world.world_size * options.batch_size / 32  # options.lr is for 32 images a step
         self.optimizer = optim.SGD(self.model.parameters(), lr, options.momentum, weight_decay=options.weight_decay)
-        steps = options.warmup_steps
-        milestones = [
-            max(1, epoch * steps_per_epoch - steps) for epoch in options.decay_after
-        ]  # from the warm-up's end
-        schedules = [LinearLR(self.optimizer, 0.01, total_iters=steps), MultiStepLR(self.optimizer, milestones)]
-        self.scheduler = SequentialLR(self.optimizer, schedules, [steps])
+        milestones = [max(1, epoch * steps_per_epoch - options.warmup_steps) for epoch in options.decay_after]
+        decay = optim.lr_scheduler.MultiStepLR(self.optimizer, milestones)  # its steps count from the warm-up's end
+        rise = optim.lr_scheduler.LinearLR(self.optimizer, 0.01, total_iters=options.warmup_steps)
+        self.scheduler = optim.lr_scheduler.SequentialLR(self.optimizer, [rise, decay], [options.warmup_steps])
         self.scaler = world.grad_scaler(getattr(torch, options.amp, torch.float32))
         batch = f"{world.world_size} ranks x batch {options.batch_size} = {world.world_size * options.batch_size}"
         world.print(f"Real global batch: {batch} images; learning rate {lr:.3g}")

@@ -155,21 +155,16 @@ class Notes:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
-    def is_stopped(self, rank: int | None = None) -> bool:
-        """Whether a rank was stopped in time; None: any rank."""
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a rank was stopped in time."""
         return self._has("stopped", rank)
 
-    def has_joined(self, rank: int | None = None) -> bool:
-        """Whether a rank has met the others; None: any rank."""
+    def has_joined(self, rank: int) -> bool:
+        """Whether a rank has met the others."""
         return self._has("joined", rank)
 
-    def _has(self, kind: str, rank: int | None) -> bool:
-        if rank is not None:
-            return os.path.lexists(self._folder / f"{kind}-{rank}")
-        try:
-            return any(path.name.startswith(f"{kind}-") for path in self._folder.iterdir())
-        except OSError:
-            return False
+    def _has(self, kind: str, rank: int) -> bool:
+        return os.path.lexists(self._folder / f"{kind}-{rank}")
 
 
 def _write(env: Mapping[str, str], name: str, note: Mapping[str, Any]) -> None:

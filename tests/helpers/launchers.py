@@ -18,6 +18,8 @@ from typing import Any
 
 from slowness import scaled
 
+from cluster_ddp import processes
+
 HELPERS = Path(__file__).parent
 ALL = ("stops", "hears", "meets", "raises", "exits", "killed", "crashes", "aborts", "parent", "cancelled")
 """The jobs of two ranks that any place can run."""
@@ -117,10 +119,6 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
 def send(pids: Iterable[int], *names: str) -> None:
     for pid in pids:
         for name in names:
@@ -189,6 +187,6 @@ def _happen(job: Job) -> None:
 def ancestry(pid: int, top: int | None = None) -> list[int]:
     """A process and those above it, up to its task's first, or up to `top`."""
     found = [pid]
-    while found[-1] != top and not name_of(above := parent(found[-1])).startswith("slurmstepd"):
+    while found[-1] != top and not processes.name(above := parent(found[-1])).startswith("slurmstepd"):
         found.append(above)
     return found

@@ -14,7 +14,7 @@ import pytest
 from chaos import faults
 from cluster import Cluster, Place, label_of, selected
 from launcher_contract import CHECKS, parameters, programs
-from launchers import ALL, Job, ancestry, name_of, play
+from launchers import ALL, Job, ancestry, play
 
 from cluster_ddp import processes
 from cluster_ddp.slurm import job_status
@@ -102,7 +102,7 @@ def on_slurm(place: Place, queue: Queue, launcher: str, name: str, run_dir: Path
             for pid in faults.processes_on(layout, job.rank(0)[1])
             if mark.items() <= processes.environment(pid).items()
         ]
-        return list({ancestry(pid)[-1] for pid in here if name_of(pid) == "srun"})
+        return list({ancestry(pid)[-1] for pid in here if processes.name(pid) == "srun"})
 
     job = Job(
         name=name,

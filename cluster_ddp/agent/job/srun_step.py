@@ -24,8 +24,7 @@ _BINDINGS = ("SLURM_TRES_BIND", "SLURM_GPU_BIND")  # of GPUs
 
 _OF_TASKS = (
     *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
-    *("restart_args",),
-    *("container", "container_bind", "container_overlay", "ignore_warnings", "stays", "waits"),
+    *("restart_args", "container", "container_bind", "container_overlay", "ignore_warnings", "stays", "waits"),
 )
 
 

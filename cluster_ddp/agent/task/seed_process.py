@@ -53,7 +53,8 @@ class Seed:
         if not self._is_wanted or self._why_none or self.pid is not None:
             return
         processes.adopt_orphans()  # the ranks
-        self._env, words = env, [*command]
+        words = [*command]
+        self._env = env
         self._link, link = socket.socketpair()
         with link:
             os.set_inheritable(link.fileno(), True)

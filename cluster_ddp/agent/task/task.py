@@ -20,7 +20,7 @@ from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import node_ranks, python_module, rank_command, signals
+from cluster_ddp.agent.task import python_module, rank_command, signals
 from cluster_ddp.agent.task.no_process_group import GroupCheck
 from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.agent.task.seed_process import Seed
@@ -60,7 +60,12 @@ class Task:
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         self._options, self._env = options, env
-        self._ranks = [int(env["RANK"])] if options.launcher == "srun" else node_ranks.of_task(env)
+        if options.launcher == "srun":
+            self._ranks = [int(env["RANK"])]
+        else:
+            from cluster_ddp.agent.task import node_ranks  # few tasks need it
+
+            self._ranks = node_ranks.of_task(env)
         self._client = Client.of_job(env)
         self._orders: Orders | None = None
         self._checks: dict[int, GroupCheck] = {}
@@ -103,10 +108,11 @@ class Task:
     def _ends_by(self) -> int:
         """Return the signal that ends a start before its ranks are there: one that waits, or the job's; 0 for none."""
         waiting = signal.sigpending()
-        found = [one for one in (signal.SIGTERM, signal.SIGINT) if one in waiting]
-        if self._orders is not None and self._orders.must_end:
-            found.append(signal.SIGKILL)
-        return next(iter(found), 0)
+        if signal.SIGTERM in waiting:
+            return signal.SIGTERM
+        if signal.SIGINT in waiting:
+            return signal.SIGINT
+        return signal.SIGKILL if self._orders is not None and self._orders.must_end else 0
 
     def _is_to_start_again(self) -> bool:
         """Wait for the next start, and take its variables. False if the job is over."""
@@ -181,16 +187,16 @@ class Task:
         for rank in self._ranks:
             own, log, cpus = self._own(rank, env)
             pid = self._seed.fork(command, own, log=log, cpus=cpus, ignore_warnings=ignored)
-            if pid is None and self._ends_by():
+            if pid is not None:
+                supervisor.adopt(rank, pid)
+            elif self._ends_by():
                 break
-            if pid is None:
+            else:
                 processes.kill_all_below(but=[*pids.values(), self._seed.pid])  # one whose seed did not answer
                 words = rank_command.in_container(options, command, own, ignored)
                 pid = supervisor.start(rank, *words, log=log, ignore_warnings=ignored)
                 with contextlib.suppress(OSError):  # it has just ended
                     os.sched_setaffinity(pid, cpus)
-            else:
-                supervisor.adopt(rank, pid)
             pids[rank] = pid
         if self._ranks[0] == 0 and (options.launcher == "fork" or self._checks):  # not of a first start as by srun
             self._seed.say()
@@ -201,6 +207,8 @@ class Task:
         cpus = os.sched_getaffinity(0)
         if self._options.launcher == "srun":
             return env, None, cpus
+        from cluster_ddp.agent.task import node_ranks
+
         local_rank, ranks = self._ranks.index(rank), len(self._ranks)
         own = node_ranks.environment(env, local_rank)
         log = Path(env[Env.RUN_DIR]) / File.TASK_LOG.format(rank) if env.get(Env.RUN_DIR) else None

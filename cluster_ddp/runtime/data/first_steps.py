@@ -62,11 +62,15 @@ class FirstSteps:
     def _compared(self) -> list[str]:
         if len(self._of_run) < _STEPS:
             return []
-        (first, second), (one, other) = self._of_run, self._now
-        names = sorted(first.keys() & second.keys() & one.keys() & other.keys())
-        found = [
-            name for name in names if (one[name], other[name]) == (first[name], second[name]) != (first[name],) * 2
-        ]
-        if self._is_inside:
-            return found
-        return [name for name in found if [step.get(name) for step in self._of_epoch] != [first[name], second[name]]]
+        everywhere = set.intersection(*({*step} for step in (*self._of_run, *self._now)))
+        found = []
+        for name in sorted(everywhere):
+            first, second = before = _values(self._of_run, name)
+            is_of_each_epoch = not self._is_inside and _values(self._of_epoch, name) == before
+            if first != second and _values(self._now, name) == before and not is_of_each_epoch:
+                found.append(name)
+        return found
+
+
+def _values(steps: Steps, name: str) -> list[Any]:
+    return [step.get(name) for step in steps]

@@ -40,7 +40,7 @@ _POLL_S = 0.001
 
 def main() -> None:
     """Import, and fork what the agent asks for."""
-    agents, on_interrupt = os.getppid(), signal.getsignal(signal.SIGINT)
+    agents = os.getppid()
     processes.rename(SEED)
     for number in (*signals.WARNINGS, signal.SIGINT):  # all processes may be told: this one has nothing to save
         signal.signal(number, signal.SIG_IGN)
@@ -52,7 +52,7 @@ def main() -> None:
         agent.sendall(READY)
         while (asked := _heard(agent)) is not None:
             rank, streams = asked
-            begin = functools.partial(_begin, agent, rank, streams, on_interrupt, agents, shared)
+            begin = functools.partial(_begin, agent, rank, streams, agents, shared)
             agent.sendall(f"{_forked(begin)}\n".encode())
             for stream in streams:
                 os.close(stream)
@@ -62,7 +62,6 @@ def _begin(
     agent: socket.socket,
     rank: Any,
     streams: Sequence[int],
-    on_interrupt: Any,
     agents: int,
     shared: Mapping[str, ModuleType],
     parent: int,
@@ -70,7 +69,6 @@ def _begin(
     """Become a rank of an agent, whose process id is `agents`, once the parent has ended; run the script."""
     agent.close()
     _become(rank, streams)
-    signal.signal(signal.SIGINT, on_interrupt)
     while os.getppid() == parent:
         time.sleep(_POLL_S)
     processes.end_with_parent(signal.SIGKILL, agents)
@@ -155,6 +153,7 @@ def _become(rank: Any, streams: Sequence[int]) -> None:
             os.environ[name] = value
     processes.rename(f"rank {os.environ['RANK']}")
     os.sched_setaffinity(0, rank["cpus"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in signals.WARNINGS:
         signal.signal(number, signal.SIG_IGN if rank["ignore_warnings"] else signal.SIG_DFL)
     forked_program.reinit_after_fork(len(rank["cpus"]))

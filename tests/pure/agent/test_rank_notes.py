@@ -35,11 +35,11 @@ def test_a_rank_leaves_why_it_failed_and_its_first_word_counts(tmp_path: Path) -
 
 def test_it_says_that_it_was_stopped_or_has_joined(tmp_path: Path) -> None:
     read = Notes(tmp_path)
-    assert not (read.is_stopped() or read.has_joined() or Notes(tmp_path / "missing").has_joined())
+    assert not (read.is_stopped(11) or read.has_joined(3) or Notes(tmp_path / "missing").has_joined(3))
     rank_notes.stopped(env_of(tmp_path), 11)
     rank_notes.joined(env_of(tmp_path), "3")
-    assert (read.is_stopped(), read.is_stopped(11), read.is_stopped(1)) == (True, True, False)
-    assert (read.has_joined(), read.has_joined(3), read.has_joined(11)) == (True, True, False)
+    assert (read.is_stopped(11), read.is_stopped(1)) == (True, False)
+    assert (read.has_joined(3), read.has_joined(11)) == (True, False)
 
 
 def test_what_cannot_be_written_is_passed_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_without_any_place_nothing_is_noted(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     with rank_notes.folder() as folder:
         rank_notes.failed({"CLUSTER_DDP_NOTES": str(folder)}, 1, "ValueError: x")
-        assert Notes(folder).failure(1) is None and not Notes(folder).is_stopped()
+        assert Notes(folder).failure(1) is None and not Notes(folder).is_stopped(1)
 
 
 HOLDER = """import time

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from cluster_ddp.runtime.checkpoint.exactness.module_settings import OF_TORCH
 from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState
 from cluster_ddp.runtime.model.dtensor_pieces import local_part
 
@@ -57,9 +58,10 @@ class _FirstBatch:
 
     def __init__(self, parts: Mapping[str, torch.nn.Module]) -> None:
         self._before = [
-            (".".join(filter(None, (part, path))), module, _flags(module), _contents(module))
+            (".".join(filter(None, (part, path))), module, flags, _contents(module))
             for part, model in parts.items()
             for path, module in model.named_modules()
+            if (flags := _flags(module))  # to add up all weights would take time
         ]
         self.written: list[str] = []
         """Flags of modules that have written to their own weights until then."""
@@ -80,7 +82,7 @@ class _FirstBatch:
 
 def _flags(module: torch.nn.Module) -> dict[str, bool | None]:
     own = {name: value for name, value in vars(module).items() if isinstance(value, bool | None)}
-    return {name: value for name, value in own.items() if name != "training"}
+    return {name: value for name, value in own.items() if name not in OF_TORCH}
 
 
 def _contents(module: torch.nn.Module) -> list[tuple[int, str]]:

@@ -18,6 +18,7 @@ from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE, started
 
 from cluster_ddp import processes
+from cluster_ddp.run.names import SEED
 
 JOB = {
     **{"SLURM_PROCID": "0", "SLURM_NODEID": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "CLUSTER_DDP_START": "0"},
@@ -73,7 +74,7 @@ class Running:
 
     def _seeds(self) -> list[int]:
         below = processes.children(self.task.pid)
-        return [pid for pid in below if b"fork.seed" in _read(pid, "cmdline") and b"rank" not in _read(pid, "comm")]
+        return [pid for pid in below if processes.name(pid) == SEED]
 
     def again(self) -> None:
         self.job.server.tell("stop", step=0)
@@ -84,13 +85,6 @@ class Running:
         self.job.server.tell("over", step=0)
         self.job.server.tell("stop", step=0)
         return self.task.communicate(timeout=scaled(LIMIT_S))
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
 
 
 @contextmanager
