@@ -214,13 +214,6 @@ def rename(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
-def write_output_to(descriptor: int) -> None:
-    """Let the output of this process, and of all that it starts, go to an open file from now on, and close it."""
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    os.close(descriptor)
-
-
 def adopt_orphans() -> None:
     """Become the parent of the processes below this one whose own parent ends first (prctl(2))."""
     import ctypes  # needed by jobs on this machine only

@@ -21,7 +21,6 @@ Gone = Callable[[Message], object]
 # Whoever has said nothing by then is no task of the job.
 _HELLO_S = 10.0
 _BACKLOG = 4096
-_SUSPICIOUS = 2
 
 
 class Server:
@@ -72,12 +71,6 @@ class Server:
             if caller.lines is not None and caller.hello is not None:
                 with contextlib.suppress(OSError):  # it has ended, which is noticed elsewhere
                     caller.connection.sendall(caller.lines.seal({"kind": kind, **fields}))
-
-    def silent(self) -> list[Message]:
-        """Return the "hello" of each connection that is about to end since its machine does not answer."""
-        with self._quiet:
-            callers = list(self._callers)
-        return [one.hello for one in callers if one.hello is not None and _is_silent(one.connection)]
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all connections have ended, so that all was heard; at most so many seconds."""
@@ -174,13 +167,6 @@ class _Caller:
         self.connection, self.rest, self.connected_at = connection, b"", time.monotonic()
         self.lines: Lines | None = None
         self.hello: Message | None = None
-
-
-def _is_silent(connection: socket.socket) -> bool:
-    """Whether the other machine has missed two questions of `notice`: if it misses another one, the connection ends."""
-    with contextlib.suppress(OSError):  # it has just ended
-        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 4)[3] >= _SUSPICIOUS  # tcpi_probes
-    return False
 
 
 def listen(ports: Sequence[int]) -> socket.socket:

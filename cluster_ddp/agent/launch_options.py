@@ -88,8 +88,6 @@ class Options(NamedTuple):
     """The numbers of all tasks, as sbatch takes them."""
     signal: str = ""
     """Of such a task: the signal before its time limit, such as USR1@120."""
-    waits: str = ""
-    """Of a task: the name of its step, if its command starts only when the job says so."""
 
 
 def add_to(top: argparse.ArgumentParser) -> None:
@@ -123,7 +121,7 @@ def parse(program: str, words: Sequence[str]) -> Options:
     add_to(top)
     for flag in ("--ignore-warnings", "--stays"):
         top.add_argument(flag, action="store_true")
-    for option in ("--waits", "--array", "--signal"):
+    for option in ("--array", "--signal"):
         top.add_argument(option, default="")
     for option in ("--pack", "--jobs"):
         top.add_argument(option, type=count, default=Options._field_defaults[option[2:]])

@@ -24,7 +24,7 @@ _BINDINGS = ("SLURM_TRES_BIND", "SLURM_GPU_BIND")  # of GPUs
 
 _OF_TASKS = (
     *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
-    *("restart_args", "container", "container_bind", "container_overlay", "ignore_warnings", "stays", "waits"),
+    *("restart_args", "container", "container_bind", "container_overlay", "ignore_warnings", "stays"),
 )
 
 
@@ -51,9 +51,9 @@ ALL = On()
 
 
 def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> list[str]:
-    """Return the command that starts the tasks of a job. Those that wait write to their logs later."""
+    """Return the command that starts the tasks of a job."""
     command = ["srun", *_tasks(on.of(size), options.launcher), *on.options(), "--kill-on-bad-exit=1"]
-    if (logs := logs_of_tasks(options, folder)) is not None and not options.waits:
+    if (logs := logs_of_tasks(options, folder)) is not None:
         log = str(logs).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
     command += options.srun_options

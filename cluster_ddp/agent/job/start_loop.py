@@ -13,12 +13,10 @@ from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.job_setup import JobSetup
 from cluster_ddp.agent.job.restart import job_nodes
 from cluster_ddp.agent.job.restart.failures import History, Verdict
-from cluster_ddp.agent.job.restart.job_nodes import LOST
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.run import fence
 from cluster_ddp.run.names import Env, File, Then
 from cluster_ddp.run.outcome import Outcome
@@ -38,14 +36,8 @@ class Starts:
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
         self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port, self._examine)
-        prepare = self._prepare if nodes.spares or nodes.least else None
-        self._tasks = Tasks(
-            *(noted, job.env, slurm.srun_ports),
-            stays=stays,
-            note_gone=self.recovery.note_gone,
-            prepare=prepare,
-            look=job.look,
-        )
+        note_gone = self.recovery.note_gone
+        self._tasks = Tasks(noted, job.env, slurm.srun_ports, stays=stays, note_gone=note_gone, look=job.look)
         self._on, self._is_in_step = srun_step.On(self.recovery.nodes.training), False  # where the next one begins
         self._left_logs: list[Path] = []  # of tasks that nobody can end
 
@@ -78,9 +70,7 @@ class Starts:
         if job.records is not None:
             with contextlib.suppress(OSError):  # such as on a full disk
                 fence.take_over(job.records, job.label, self.number, logs=self._left_logs)
-        logs = srun_step.logs_of_tasks(job.options, job.folder)
-        if not self._tasks.start_waiting(on.nodes, job.env, self._reports, str(logs or "")):
-            self._tasks.start(*self._step(on, job.env), self._reports, job.early)
+        self._tasks.start(*self._step(on, job.env), self._reports, job.early)
         job.early.clear()
 
     def _note_start(self, training: int) -> str:
@@ -91,30 +81,17 @@ class Starts:
         self._began_s = None
         return self._history.begin(self.number, requeue=job.requeues, **has)
 
-    def _prepare(self, silent: Sequence[str]) -> None:
-        """Let agents wait for the next start where it will be if silent nodes are lost."""
-        job, nodes = self._job, self.recovery.nodes
-        others = nodes.without(dict.fromkeys(silent, LOST))
-        if others is not None and others.training != self._on.nodes:
-            on = srun_step.On(others.training, is_beside=True)
-            with contextlib.suppress(OSError, ClusterDDPError):  # such as too many processes: the next start tells
-                env, mark = {**job.env, **self._of_start(on, self.number + 1)}, f"standby-{os.urandom(4).hex()}"
-                tasks = on.of(job.size).tasks(job.options.launcher)
-                self._tasks.stand_by(mark, *self._step(on, env, waits=mark), on.nodes, tasks)
-                where = f"the next start is prepared on {', '.join(on.nodes)}"
-                job_log.say(f"No answer from {', '.join(dict.fromkeys(silent))} for two seconds: {where}.")
-
     def _of_start(self, on: srun_step.On, number: int) -> dict[str, str]:
         """Return the variables of a start: of a range of nodes, each may have another number of ranks."""
         job, size = self._job, on.of(self._job.size)
         of_start = launch_env.of_start(job.env, on.nodes[0] if on.nodes else job.host, number)
         return {**of_start, "WORLD_SIZE": str(size.world_size)}
 
-    def _step(self, on: srun_step.On, env: Mapping[str, str], *, waits: str = "") -> tuple[list[str], dict[str, str]]:
+    def _step(self, on: srun_step.On, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
         """Return srun's command, and its environment."""
         job, doctor = self._job, self._job.options.doctor and not on.is_beside
         ignored, stays = self._slurm.all_get_signals, self._tasks.stays
-        options = job.options._replace(doctor=doctor, ignore_warnings=ignored, stays=stays, waits=waits)
+        options = job.options._replace(doctor=doctor, ignore_warnings=ignored, stays=stays)
         return srun_step.srun(options, job.size, job.folder, on), srun_step.step_env(options, job.size, env, on)
 
     def _examine(self, nodes: Sequence[str]) -> Mapping[str, str]:

@@ -12,8 +12,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent import channel_server
 from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.agent.channel_server import Server
-from cluster_ddp.agent.job import job_log
-from cluster_ddp.agent.job.restart.job_nodes import Ending, Spares, Standby
+from cluster_ddp.agent.job.restart.job_nodes import Ending, Spares
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import signals
@@ -37,8 +36,6 @@ _IN_PEACE_S, _END_S = 30.0, 0.3
 _TERM_S = 2.0
 # How long killed ranks may take to be gone.
 _KILLED_S = 5.0
-# How often to look for nodes that are silent.
-_LOOK_S = 0.5
 # How often to look whether the job was suspended.
 _SUSPENSIONS_S = 2.0
 
@@ -52,7 +49,6 @@ class Tasks:
         ports: on which srun may listen; empty for any.
         stays: whether the tasks' agents stay when their commands have ended, for another start.
         note_gone: is called with the spares whose agents are gone, after each event.
-        prepare: is called with the nodes that are silent, and may call `stand_by`; None if no start can do without.
         look: is called with the step's id, what sends it a signal, and its srun; see `JobSetup.look`.
     """
 
@@ -64,18 +60,15 @@ class Tasks:
         *,
         stays: bool = False,
         note_gone: Callable[[Sequence[str]], None] = lambda spares: None,
-        prepare: Callable[[Sequence[str]], None] | None = None,
         look: Callable[[str, Callable[[signal.Signals], object], int], float] | None = None,
     ) -> None:
         self._look, self._suspensions = look, processes.Suspensions()
-        self._noted, self.stays, self._note_gone, self._prepare = noted, stays, note_gone, prepare
+        self._noted, self.stays, self._note_gone = noted, stays, note_gone
         self._spares = Spares()
-        self._standby: Standby | None = None
         self._spares_srun: int | None = None
         self._endings: list[Ending] = []
         self._has_lost = False  # whether an agent had gone before it was told
-        self._step: int | str = -1
-        self._start = -1
+        self._step = self._start = -1
         self._server = Server(channel_server.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
 
     @property
@@ -86,7 +79,6 @@ class Tasks:
     def close(self) -> None:
         """End the channel, and with it the steps beside that of the ranks: those that are left, Slurm would kill."""
         has_lost = self._has_lost or bool(self._spares.lost)
-        self._drop_standby()
         self._server.close()
         if self._spares_srun is not None:
             self._endings.append(Ending(self._spares_srun))
@@ -95,54 +87,20 @@ class Tasks:
 
     def start(self, command: Sequence[str], env: Mapping[str, str], reports: TaskReports, early: Sequence[int]) -> None:
         """Start a step: srun's command and environment, with `Env.START`. Signals that came before are passed on."""
-        self._drop_standby()
-        self._expect(reports, env, int(env[Env.START]))
+        self._reports, self._step = reports, int(env[Env.START])
+        self._start = self._step
+        self._supervisor = Supervisor(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
+        signal.signal(signal.SIGINT, lambda number, frame: None)
         self._srun = self._supervisor.start(None, command, env)
         allow_many_files()
         for number in early:
             self._supervisor.received(signal.Signals(number))
 
-    def stand_by(
-        self, mark: str, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], tasks: int
-    ) -> None:
-        """Start a step whose agents wait. See `Standby`."""
-        self._standby = Standby(mark, command, env, nodes, tasks)
-
-    def start_waiting(self, nodes: Sequence[str], env: Mapping[str, str], reports: TaskReports, log_dir: str) -> bool:
-        """Let the agents that wait start their commands, with logs in a folder. Returns whether there are any."""
-        standby = self._standby
-        if standby is None or not standby.is_ready_for(int(env[Env.START]), nodes):
-            return False
-        self._expect(reports, env, standby.mark)
-        self._standby = None
-        for hello in standby.gone_since:  # a moment ago
-            reports.gone(hello)
-        self._srun = standby.srun
-        self._supervisor.adopt(None, standby.srun)
-        self._tell_again(env, log_dir)
-        return True
-
-    def _expect(self, reports: TaskReports, env: Mapping[str, str], step: int | str) -> None:
-        """Begin to hear the tasks of a new step."""
-        self._reports, self._step, self._start = reports, step, int(env[Env.START])
-        self._supervisor = Supervisor(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
-        signal.signal(signal.SIGINT, lambda number, frame: None)
-
-    def _drop_standby(self) -> None:
-        if self._standby is not None:
-            self._server.tell("over", step=self._standby.mark)
-            self._endings.append(Ending(self._standby.srun))
-            self._standby = None
-
     def again(self, reports: TaskReports, env: Mapping[str, str]) -> None:
         """Let the step's agents start their commands again. See `start`."""
-        self._drop_standby()
         self._reports, self._start = reports, int(env[Env.START])
-        self._tell_again(env)
-
-    def _tell_again(self, env: Mapping[str, str], log_dir: str = "") -> None:
         of_start = {name: env[name] for name in (Env.START, Env.START_ID, "MASTER_ADDR", "MASTER_PORT")}
-        self._tell("again", env=of_start, log_dir=log_dir)
+        self._tell("again", env=of_start)
 
     def wait(self) -> int:
         """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""
@@ -197,22 +155,19 @@ class Tasks:
         wake()
 
     def _gone(self, hello: Message) -> None:
-        is_ours = "standby" in hello or hello.get("start") in (self._step, self._start)
+        is_ours = hello.get("start") in (self._step, self._start)
         if listener := self._listener(hello, is_ours=is_ours):
             listener.gone(hello)
         wake()
 
-    def _listener(self, message: Message, *, is_ours: bool) -> Spares | Standby | TaskReports | None:
-        """Return who hears a message, or of its sender's end; None: it is of a rank or a step that was left behind."""
+    def _listener(self, message: Message, *, is_ours: bool) -> Spares | TaskReports | None:
+        """Return who hears a message, or of its sender's end; None: it is of a rank that was left behind."""
         if message.get("spare"):
             return self._spares
-        if message.get("standby", self._step) != self._step:  # of a step that waits, or has waited in vain
-            standby = self._standby
-            return standby if standby is not None and message["standby"] == standby.mark else None
         return self._reports if is_ours else None
 
     def _due(self) -> float:
-        """Look after limits and spares, and for silent nodes. Returns the seconds until the next look."""
+        """Look after limits and spares. Returns the seconds until the next look."""
         look_s = float("inf")
         if self._look is not None:
             look_s = self._look(self._reports.step_id, self._supervisor.received, self._srun)
@@ -220,17 +175,7 @@ class Tasks:
             return look_s
         self._note_gone(self._spares.lost)
         self._reports.note_suspension(self._suspensions.missed_s())
-        due_s = min(look_s, self._reports.due_s(time.monotonic()), _SUSPENSIONS_S)
-        if self._prepare is None:
-            return due_s
-        silent = [hello["host"] for hello in self._server.silent()]
-        if not silent and not self._reports.gone_from:
-            if self._standby is not None:
-                job_log.say("All nodes answer again.")
-            self._drop_standby()
-        elif silent and self._standby is None:
-            self._prepare(silent)
-        return min(due_s, _LOOK_S)
+        return min(look_s, self._reports.due_s(time.monotonic()), _SUSPENSIONS_S)
 
     def _wait(self, limit_s: float, *, idle: bool = False) -> None:
         """Wait for the end of srun, or until all agents are idle, at most so many seconds."""

@@ -26,7 +26,9 @@ CUT: Message = {"kind": "cut"}
 
 
 class Orders:
-    """Hears the job in a thread, and calls `wake` there after each order for this step: a start's number, or a name.
+    """Hears the job in a thread, and calls `wake` there after each order for its step.
+
+    `step`: the number of the step's first start, or `SPARE`.
 
     If the job's agent has ended, the job is over: Slurm ends what still runs, as it ends other jobs. If it is silent,
     this node is cut off, or the batch host: ranks may have started elsewhere, so those here must end.

@@ -27,7 +27,6 @@ from cluster_ddp.agent.task.seed_process import Seed
 from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError, one_line
 from cluster_ddp.run import outcome
-from cluster_ddp.run.files import open_own
 from cluster_ddp.run.names import Env, File
 from cluster_ddp.slurm.variables import node_name
 
@@ -78,32 +77,22 @@ class Task:
         with contextlib.closing(self._client):
             if self._options.stays and self._client.is_connected:
                 return self._keep_for_the_job()
-            if self._options.waits:
-                say("The job's agent can't be reached: this task does not wait for the next start.")
-                return USAGE_EXIT_STATUS
             status = self._start()
             self._seed.end()
             return status
 
     def _keep_for_the_job(self) -> int:
         """Start the ranks whenever the job says so, until it is over."""
-        status, waits = 0, self._options.waits
         processes.adopt_orphans()
-        self._orders = Orders(self._client, waits or int(self._env[Env.START]), wake)
-        if waits:
-            env = {**self._env, Env.NOTES: os.devnull}  # so that it is known as a rank
-            self._seed.start(rank_command.of_start(self._options, env), env)
-            self._client.always["standby"] = waits
-            self._client.say("waiting", **self._place())
-        is_to_start = not waits or self._is_to_start_again()
-        while is_to_start:
+        self._orders = Orders(self._client, int(self._env[Env.START]), wake)
+        while True:
             status = self._start()
             self._may_be_left = not processes.kill_all_below(but=[self._seed.pid])
             got_term = self._got_term or signal.SIGTERM in signal.sigpending()
             self._client.say("idle", task=self._env["SLURM_PROCID"], status=status, got_term=got_term)
-            is_to_start = self._is_to_start_again()
-        self._seed.end()
-        return status
+            if not self._is_to_start_again():
+                self._seed.end()
+                return status
 
     def _ends_by(self) -> int:
         """Return the signal that ends a start before its ranks are there: one that waits, or the job's; 0 for none."""
@@ -124,10 +113,6 @@ class Task:
         self._env = {**self._env, **order["env"]}
         self._client.always["start"] = int(self._env[Env.START])
         self._options = self._options._replace(doctor=False)  # the nodes are the same
-        if log_dir := order.get("log_dir"):
-            log = Path(log_dir) / File.TASK_LOG.format(self._env["SLURM_PROCID"])
-            with contextlib.suppress(OSError):  # a full disk: the output goes to the job's log
-                processes.write_output_to(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
         return True
 
     def _place(self) -> dict[str, object]:

@@ -43,7 +43,6 @@ ALL_SET = Options(
     function=True,
     ignore_warnings=True,
     stays=True,
-    waits="it's standby",
     pack=4,
     jobs=2,
     array="0-7,9",

@@ -1,7 +1,4 @@
-"""The nodes of a job: which train, which are left out, and the spares.
-
-And a step that waits on nodes for the next start, made before a silent node is lost.
-"""
+"""The nodes of a job: which train, which are left out, and the spares."""
 
 from __future__ import annotations
 
@@ -17,13 +14,8 @@ from typing import NamedTuple
 from cluster_ddp import processes
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job import slurm_commands
-from cluster_ddp.agent.task import signals
-from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.run.names import Env
 
-# How long the agents of a step that waits may take to begin.
-_READY_S = 10.0
-# How long they may take to end: Python may just begin there. Then srun gets TERM, and some time to be gone.
+# How long the agents of a step may take to end: Python may just begin there. Then srun gets TERM, and some time.
 _PEACE_S, _TERM_S = 15.0, 2.0
 _POLL_S = 0.1
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -101,45 +93,6 @@ def resize(nodes: Nodes, env: Mapping[str, str]) -> str:
         argv = ["scontrol", "update", f"JobId={env['SLURM_JOB_ID']}", f"NodeList={','.join(nodes.allocated)}"]
         answer = slurm_commands.ask(argv, env, with_stderr=True, folder=folder)
     return "" if answer.is_ok else answer.words
-
-
-class Standby:
-    """A step of so many agents that wait with torch imported, under a name that no other has.
-
-    `hear` and `gone` may be called in any thread.
-    """
-
-    def __init__(
-        self, mark: str, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], tasks: int
-    ) -> None:
-        self.mark, self._number, self._nodes, self._tasks = mark, int(env[Env.START]), tuple(nodes), tasks
-        self._changed, self._waiting = threading.Condition(), set[str]()
-        self.gone_since: list[Message] = []
-        """The first words of agents that are gone."""
-        self.srun = spawn(command, env, default=signals.PASSED_ON)
-        """Its process id."""
-
-    def hear(self, message: Message) -> None:
-        """Take the first word of an agent that waits."""
-        with self._changed:
-            self._waiting.add(message["task"])
-            self._changed.notify_all()
-
-    def gone(self, hello: Message) -> None:
-        """Note that an agent's connection has ended."""
-        with self._changed:
-            self._waiting.discard(hello["task"])
-            self.gone_since.append(hello)
-
-    def is_ready_for(self, number: int, nodes: Sequence[str]) -> bool:
-        """Wait some seconds until all agents wait. Returns whether the step can be that of a start on these nodes."""
-        deadline = time.monotonic() + _READY_S
-        is_it = (number, tuple(nodes)) == (self._number, self._nodes)
-        while is_it and time.monotonic() < deadline and os.waitid(os.P_PID, self.srun, _HAS_ENDED) is None:
-            with self._changed:
-                if self._changed.wait_for(lambda: len(self._waiting) == self._tasks, _POLL_S):
-                    return True
-        return False
 
 
 class Ending:

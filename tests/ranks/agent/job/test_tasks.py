@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,10 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import signal_handlers
 from slowness import scaled, wait_until
 
-from cluster_ddp import processes
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.job.restart import job_nodes
 from cluster_ddp.agent.job.task_reports import TaskReports
@@ -27,6 +24,9 @@ from cluster_ddp.agent.task import spawn
 from cluster_ddp.run.outcome import Outcome
 
 ENV = {"CLUSTER_DDP_START_ID": "7", "CLUSTER_DDP_SECRET": "5e" * 32, "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
+
+
+FIRST = {**ENV, "PATH": os.environ["PATH"], "CLUSTER_DDP_START": "0"}
 
 
 def of_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -71,7 +71,7 @@ def test_the_next_start_is_told_where_to_meet(running: Tasks) -> None:
         wait_until(lambda: reports.all_have_begun)
         running.again(reports, {**ENV, "CLUSTER_DDP_START": "2", "HOME": "/it's mine"})
         told = client.hear(scaled(10))
-    assert told == {"kind": "again", "step": -1, "env": {**of_start(ENV), "CLUSTER_DDP_START": "2"}, "log_dir": ""}
+    assert told == {"kind": "again", "step": -1, "env": {**of_start(ENV), "CLUSTER_DDP_START": "2"}}
 
 
 @pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False)])
@@ -119,95 +119,6 @@ def test_spares_whose_agents_are_gone_are_noted_while_the_ranks_train() -> None:
     assert noted == [["b"]]
 
 
-WAITING = {**ENV, "CLUSTER_DDP_START": "3", "PATH": os.environ["PATH"]}
-NODES = ("it's a node", "b")
-
-
-def waiting_task(running: Tasks, mark: str = "standby") -> Client:
-    """The agent of the one task of a step that waits."""
-    client = Client.of_job({**WAITING, "CLUSTER_DDP_CHANNEL": f"127.0.0.1:{running.port}"})
-    client.always["standby"] = mark
-    client.say("waiting", ranks=[0], host="b", task="0", stays=True)
-    return client
-
-
-@pytest.fixture
-def prepared(running: Tasks) -> Iterator[Tasks]:
-    """Tasks with a step that waits for start 3, of one task; its srun is a stand-in."""
-    running.stand_by("standby", ["sleep", "600"], WAITING, NODES, 1)
-    assert running._standby is not None
-    srun, mask = running._standby.srun, signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with signal_handlers.put_back():
-        yield running
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(srun, signal.SIGKILL)
-
-
-def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: Tasks) -> None:
-    reports = TaskReports("srun", 1, tasks=1)
-    with contextlib.closing(waiting_task(prepared)) as client:
-        assert prepared.start_waiting(NODES, WAITING, reports, "/it's here")
-        told = client.hear(scaled(10))
-        assert (told["kind"], told["step"], told["log_dir"]) == ("again", "standby", "/it's here")
-        assert told["env"] == of_start(WAITING)
-        client.say("idle", task="0", status=0, got_term=False)
-        assert prepared.wait() == 0
-        assert prepared.can_start_again
-
-
-@pytest.mark.parametrize("fault", ["other nodes", "another start", "srun ended", "a task is gone", "too late"])
-def test_a_step_that_waits_in_vain_is_not_used(prepared: Tasks, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_nodes, "_READY_S", 0.3)
-    monkeypatch.setattr(job_nodes, "_PEACE_S", 0.1)
-    step = prepared._standby
-    assert step is not None
-    client = contextlib.nullcontext() if fault == "too late" else contextlib.closing(waiting_task(prepared))
-    with client as one:
-        if one is not None:
-            wait_until(lambda: step._waiting)
-        if fault == "srun ended":
-            os.kill(step.srun, signal.SIGKILL)
-            wait_until(lambda: not processes.started(step.srun))
-        elif fault == "a task is gone":
-            one.close()
-            wait_until(lambda: not step._waiting)
-        nodes = ("c", "b") if fault == "other nodes" else NODES
-        env = {**WAITING, "CLUSTER_DDP_START": "4"} if fault == "another start" else WAITING
-        assert not prepared.start_waiting(nodes, env, TaskReports("srun", 1, tasks=1), "")
-        prepared.again(reports := TaskReports("srun", 1, tasks=1), WAITING)  # a start with the same number
-        if fault not in ("a task is gone", "too late"):
-            assert one.hear(scaled(10)) == {"kind": "over", "step": "standby"}
-    with contextlib.closing(waiting_task(prepared, "an earlier one")):
-        pass
-    prepared._server.drain(scaled(10))
-    assert not reports.gone_from, "those that end now are no tasks of that start"
-    wait_until(lambda: not Path(f"/proc/{step.srun}").exists())
-
-
-def test_a_silent_node_has_a_step_prepared_and_one_that_answers_again_ends_it(
-    running: Tasks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    silent: list[dict[str, str]] = []
-    monkeypatch.setattr(running._server, "silent", lambda: silent)
-    monkeypatch.setattr(
-        running, "_prepare", lambda nodes: running.stand_by("standby", ["sleep", "600"], WAITING, nodes, 1)
-    )
-    running._reports, running._spares = TaskReports("srun", 1, tasks=1), job_nodes.Spares(["spare"])
-    running._due()
-    assert running._standby is None
-    silent.append({"host": "it's a node"})
-    assert running._due() <= 0.5
-    step = running._standby
-    assert step is not None and step._nodes == ("it's a node",)
-    running._due()
-    assert running._standby is step
-    silent.clear()
-    running._due()
-    assert running._standby is None
-    wait_until(lambda: not Path(f"/proc/{step.srun}").exists())
-
-
 def test_later_ranks_keep_the_limit_of_open_files(running: Tasks, tmp_path: Path) -> None:
     """Each task's connection is an open file of the job's agent, which raises its own limit."""
     first = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -216,7 +127,7 @@ def test_later_ranks_keep_the_limit_of_open_files(running: Tasks, tmp_path: Path
     try:
         for name in ("first", "again"):
             srun = ["sh", "-c", 'ulimit -Sn >"$0"; ulimit -Hn >>"$0"', str(tmp_path / f"it's {name}")]
-            running.start(srun, {**WAITING, "CLUSTER_DDP_START": "0"}, TaskReports("srun", 1, tasks=1), ())
+            running.start(srun, FIRST, TaskReports("srun", 1, tasks=1), ())
             assert running.wait() == 0
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (first[1], first[1])
         assert (tmp_path / "it's again").read_text() == (tmp_path / "it's first").read_text()

@@ -62,33 +62,6 @@ def test_a_command_is_stopped_and_started_again_until_the_job_is_over(tmp_path: 
     assert said.read_text().splitlines()[1] == "1 node 8 7 --resume"
 
 
-WAITS = ("--stays", "--waits=it's standby")
-
-
-def test_a_task_that_waits_begins_when_it_is_told(tmp_path: Path) -> None:
-    """With its output in the log of its task, which srun has not opened."""
-    with (
-        listening() as job,
-        started("bash", "-c", "echo $MASTER_ADDR", options=WAITS, **{**JOB, **job.env}) as task,
-    ):
-        waiting = wait_for(job, "waiting", 1)
-        assert (waiting["task"], waiting["standby"], kinds(job, "hello")) == ("2", "it's standby", [])
-        again = {**AGAIN, "CLUSTER_DDP_START": "0"}
-        job.server.tell("again", step=0, env={**again, "MASTER_ADDR": "of another step"}, log_dir="")
-        job.server.tell("again", step="it's standby", env=again, log_dir=str(tmp_path))
-        assert wait_for(job, "idle", 1)["status"] == 0
-        job.server.tell("over", step="it's standby")
-        assert task.communicate(timeout=scaled(LIMIT_S)) == ("", "")
-    assert (tmp_path / "task-2.log").read_text() == "node 8\n"
-
-
-def test_a_task_that_waits_never_begins_by_itself() -> None:
-    """It can't reach the job, whose ranks may live."""
-    with started("bash", "-c", "echo it has begun", options=WAITS, **JOB) as task:
-        out, err = task.communicate(timeout=scaled(LIMIT_S))
-    assert (task.returncode, out) == (2, "") and "can't be reached" in err
-
-
 def sleepers(said: Path) -> list[int]:
     return [pid for pid in processes.environments({"SAID": str(said)}) if processes.program(pid) == "sleep"]
 
