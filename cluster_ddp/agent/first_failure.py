@@ -6,14 +6,14 @@ given here has one start of the job: logs are appended to.
 
 from __future__ import annotations
 
-import builtins
 import re
 import signal
 from collections.abc import Callable, Container, Sequence
 
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.errors import one_line
-from cluster_ddp.run.names import EXIT_STOPPED
+from cluster_ddp.run import failure_kind
+from cluster_ddp.run.names import EXIT_STOPPED, Kind
 from cluster_ddp.run.outcome import AGENT_KILLED, FOR_MEMORY, KILL, TERM, Failure, by_signal
 
 # What srun says (22.05 to 26.11); and what the step daemons say, which do not name the node.
@@ -27,19 +27,7 @@ _OUT_OF_MEMORY = re.compile(r"\d oom[_-]kill event|OOM Killed|Out Of Memory")
 SRUN = "srun"
 """In place of a host: srun itself has failed."""
 ENDED_EARLY = "ended with status 0 while other ranks still computed"
-LOST_WORDS = ("connection closed by peer", "connection reset", "broken pipe", "connection refused", "failed to recv")
-"""What gloo (transport/tcp: pair.cc, error.cc) and torch's store say, in small letters, if another rank is gone."""
-
-# Errors of torch.distributed are RuntimeErrors; a ConnectionError is of a library that talks to another machine.
-_OF_RANKS = re.compile(r"(RuntimeError|torch\.distributed\.Dist\w+Error|ncclRemoteError)\b")
-_NCCL_WORDS = "remote process exit"  # exited, exiting (2.18 to 2.21)
-_ERROR = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b", re.ASCII)
-# Of communication and hardware: parts of an exception's name; of what a RuntimeError says, which torch raises for all.
-_OF_NODES = re.compile(r"Connection|Timeout|Accelerator|Dist[A-Z]|nccl|Cuda|Device")
-_SAID_OF_NODES = re.compile(
-    r"\b(CUDA|HIP|CUDNN|CUBLAS|NVML|ECC|NCCL|RCCL|gloo|peer|connections?|refused|timed out|worker \(pid)", re.IGNORECASE
-)
-_ASSERT = "device-side assert"  # in a kernel: such as an index that is too large
+_OF_OTHERS = re.compile(r"\[rank|torch\.distributed\.elastic\.")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+([.,]\d+)*", re.IGNORECASE)
 _OF_OTHERS = re.compile(r"\[rank|torch\.distributed\.elastic\.")
 
@@ -80,9 +68,9 @@ def by_ends(
     if silent is not None and silent.status != TERM:
         return silent
     if gone:
-        return _named(gone[0]._replace(status=KILL, words=AGENT_KILLED))
+        return _named(gone[0]._replace(status=KILL, words=AGENT_KILLED, failure_kind=Kind.NODE))
     if consequences and (early := _ended_early(ends, consequences[0])) is not None:
-        return _named(early._replace(status=consequences[0].status, words=ENDED_EARLY))
+        return _named(early._replace(status=consequences[0].status, words=ENDED_EARLY, failure_kind=Kind.PROGRAM))
     return next((_named(one) for one in (*killed, *consequences, *ended)), None)
 
 
@@ -91,12 +79,12 @@ def _with_words(end: End, words_of: Callable[[End], str]) -> End:
     if end.words or by_signal(end.status):
         return end
     words = one_line(words_of(end))
-    return end._replace(words=words, is_consequence=end.is_consequence or has_lost_another(words))
+    return end._replace(words=words, failure_kind=end.failure_kind or failure_kind.of_line(words))
 
 
 def _as_others_saw(end: End, ends: Sequence[End]) -> End:
     """Let a rank that a signal has ended without a word say what another one knows: where all ranks were."""
-    knows = next((one for one in ends if one.is_consequence and one.waits and one.words), None)
+    knows = next((one for one in ends if one.failure_kind == Kind.SAW_PEERS and one.words), None)
     if end.words or knows is None or end.status <= 128 or end.status == KILL:
         return end
     return end._replace(words=f"it {end.how}. Rank {knows.rank}: {knows.words}")
@@ -108,40 +96,20 @@ def _ended_early(ends: Sequence[End], consequence: End) -> End | None:
 
 
 def _named(end: End) -> Failure:
-    words = end.words or by_signal(end.status)
-    if end.is_oom:
-        words = for_memory(words, end.status)
-    return Failure(end.rank, end.host, end.status, words)
+    killed = by_signal(end.status)
+    kind = end.failure_kind or (Kind.KILLED if killed else "")
+    found = Failure(end.rank, end.host, end.status, end.words or killed, kind)
+    return for_memory(found) if end.is_oom else found
 
 
-def for_memory(words: str, status: int) -> str:
+def for_memory(failure: Failure) -> Failure:
     """Say of a failure that the kernel has killed a process for memory; not of one that TERM ended."""
-    if status == TERM or FOR_MEMORY in words:
-        return words
-    if words in (by_signal(KILL), AGENT_KILLED):
-        return FOR_MEMORY
-    return f"{words} (the kernel has killed a process for memory)".strip()
-
-
-def has_lost_another(words: str) -> bool:
-    """Whether an error says that another rank is gone: then that one's failure is the cause."""
-    return bool(_OF_RANKS.match(words)) and any(part in words.lower() for part in (*LOST_WORDS, _NCCL_WORDS))
-
-
-def is_of_program(words: str) -> bool:
-    """Whether a failure is the program's own: an exception of Python, neither of communication nor of hardware.
-
-    OSErrors are not: a file system may be missing on one node.
-    """
-    raised = _ERROR.match(words)
-    if raised is None:
-        return False
-    name = re.split(r"[. ]", raised[0])[-1]
-    kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, OSError):
-        return False
-    is_of_node = _SAID_OF_NODES.search(words) if name == "RuntimeError" else _OF_NODES.search(name)
-    return not is_of_node or _ASSERT in words
+    words = failure.words
+    if failure.status == TERM or FOR_MEMORY in words:
+        return failure
+    is_all = words in (by_signal(KILL), AGENT_KILLED)
+    words = FOR_MEMORY if is_all else f"{words} (the kernel has killed a process for memory)".strip()
+    return failure._replace(words=words, kind=Kind.HOST_MEMORY)
 
 
 def without_numbers(words: str) -> str:
@@ -199,7 +167,7 @@ def last_error(log_text: str, rank: int) -> str:
 
     Torch writes "[rank3]: " before the errors of a rank.
     """
-    mine, errors = f"[rank{rank}]: ", [line for line in log_text.splitlines() if _ERROR.match(line)]
+    mine, errors = f"[rank{rank}]: ", [line for line in log_text.splitlines() if failure_kind.RAISED.match(line)]
     found = [line for line in errors if mine in line] or [one for one in errors if not _OF_OTHERS.match(one)]
     return one_line(found[-1].replace(mine, "", 1)) if found else ""
 
@@ -209,6 +177,4 @@ def with_memory(failure: Failure, log_text: str) -> Failure:
 
     Slurm does not name the rank there.
     """
-    if not _OUT_OF_MEMORY.search(log_text):
-        return failure
-    return failure._replace(words=for_memory(failure.words, failure.status))
+    return for_memory(failure) if _OUT_OF_MEMORY.search(log_text) else failure

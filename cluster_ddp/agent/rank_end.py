@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import NamedTuple
 
+from cluster_ddp.run.names import Kind
+
 
 class End(NamedTuple):
     """How a rank ended, as its supervisor says."""
@@ -15,16 +17,24 @@ class End(NamedTuple):
     """Its exit status; 128 + N if signal N ended it."""
     words: str = ""
     """Why it failed, as it has noted itself."""
-    is_consequence: bool = False
-    """Whether it failed because another rank did, or was gone."""
+    failure_kind: str = ""
+    """Why in one word, as it has noted itself: one of `Kind`."""
     is_oom: bool = False
     """Whether the kernel has killed a process beside it for memory."""
     was_stopped: bool = False
     """Whether it has noted that it was stopped in time."""
     step: int | None = None
     """Number of steps of the training that were done, as it has noted itself; None if unknown."""
-    waits: bool = False
-    """Whether it has waited for others in vain."""
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it failed because another rank did, or was gone."""
+        return self.failure_kind in (Kind.PEER, Kind.SAW_PEERS)
+
+    @property
+    def speaks_for_all(self) -> bool:
+        """Whether it says where the other ranks were: those that it waited for may not be able to."""
+        return self.failure_kind in (Kind.HANG, Kind.SAW_PEERS)
 
     @property
     def how(self) -> str:

@@ -1,6 +1,6 @@
 """What a rank leaves for the process that started it, its supervisor: files in a folder on their node.
 
-failed-RANK   {"words": "ValueError: x", "consequence": false, "step": 120}
+failed-RANK   {"words": "ValueError: x", "kind": "program", "step": 120}
 stopped-RANK  {}: it was stopped in time; launchers may hide its exit status
 joined-RANK   {}: its process group is up
 
@@ -38,31 +38,21 @@ class FailureNote(NamedTuple):
 
     words: str
     """In one line."""
-    consequence: bool
-    """Whether it failed because another rank did, or was gone."""
+    kind: str = ""
+    """One of `Kind`; empty if unknown."""
     step: int | None = None
     """Number of steps of the training that were done; None if unknown."""
-    waits: bool = False
-    """Whether it has waited for others in vain: then it says so for them, and its node is not to blame."""
 
 
-def failed(
-    env: Mapping[str, str],
-    rank: int | str,
-    words: str,
-    *,
-    consequence: bool = False,
-    step: int | None = None,
-    waits: bool = False,
-) -> None:
+def failed(env: Mapping[str, str], rank: int | str, words: str, *, kind: str = "", step: int | None = None) -> None:
     """Note why a rank failed. If that can't be written, nothing is said: the error itself is printed.
 
     Args:
         env: an environment, such as os.environ; without `Env.NOTES` there, nothing is done.
         rank: the rank.
-        words, consequence, step, waits: see `FailureNote`.
+        words, kind, step: see `FailureNote`.
     """
-    _write(env, f"failed-{rank}", FailureNote(one_line(words), consequence, step, waits)._asdict())
+    _write(env, f"failed-{rank}", FailureNote(one_line(words), kind, step)._asdict())
 
 
 def stopped(env: Mapping[str, str], rank: int | str) -> None:
@@ -150,8 +140,8 @@ class Notes:
         """Return why a rank failed; None if it left no such note."""
         try:
             note = json.loads(read_regular(self._folder / f"failed-{rank}", _BYTES))
-            words, consequence, step = one_line(str(note["words"])), note["consequence"] is True, note.get("step")
-            return FailureNote(words, consequence, step if type(step) is int else None, note.get("waits") is True)
+            words, kind, step = one_line(str(note["words"])), one_line(str(note["kind"])), note.get("step")
+            return FailureNote(words, kind, step if type(step) is int else None)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 

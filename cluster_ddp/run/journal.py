@@ -6,9 +6,10 @@ The job's agent alone writes it, one line for each event; all jobs of the run ad
  "training": 2, "gpus": 8, "since": 1763999998.0}
 {"event": "nodes", "time": 1764000500.0, "job": "12", "nodes": 2}
 {"event": "end", "time": 1764000900.0, "job": "12", "start": 0, "state": "FAILED", "status": 137, "then": "restart",
- "first": {"rank": 1, "host": "node2", "status": 137, "words": "killed by SIGKILL"}, "lost_nodes": [],
- "saved": 1764000888.0, "failed": {"node": "node2", "rank": 1, "words": "killed by SIGKILL", "step": null,
- "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "without": [], "suspended": false}}
+ "first": {"rank": 1, "host": "node2", "status": 137, "words": "killed by SIGKILL", "kind": "killed"}, "lost_nodes": [],
+ "saved": 1764000888.0, "failed": {"node": "node2", "rank": 1, "words": "killed by SIGKILL", "kind": "killed",
+ "step": null, "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "without": [],
+ "suspended": false}}
 {"event": "over", "time": 1764001000.0, "job": "12", "saved": 1764000888.0}
 """
 
@@ -159,6 +160,7 @@ def _failed(ended: Outcome, record: Mapping[str, Any]) -> Failed:
         node=_text(record, "node"),
         rank=rank if type(rank) is int else None,
         words=_text(record, "words"),
+        kind=_text(record, "kind"),
         step=step if type(step) is int else None,
         checkpoint=_text(record, "checkpoint"),
         on_all_ranks=record.get("on_all_ranks") is True,

@@ -182,6 +182,33 @@ class Then:
     """The job ended."""
 
 
+class Kind:
+    """Kinds of failure: what follows one depends on it. Empty if it is not known."""
+
+    PROGRAM: Final = "program"
+    """An exception of the program: it comes on any node."""
+    GPU_MEMORY: Final = "GPU memory"
+    """Too little memory of a GPU, which is the program's as well."""
+    HOST_MEMORY: Final = "host memory"
+    """The kernel has killed a process for memory."""
+    GPU: Final = "GPU"
+    """A GPU, its driver or NCCL."""
+    SYSTEM: Final = "system"
+    """What the node refused, such as a file."""
+    COMMUNICATION: Final = "communication"
+    """A connection, not surely that to another rank."""
+    PEER: Final = "peer"
+    """Another rank has failed, or is gone."""
+    SAW_PEERS: Final = "saw peers"
+    """The same, of a rank that says where all ranks were then."""
+    HANG: Final = "hang"
+    """Other ranks did not answer: the node of the one that says so is not to blame."""
+    KILLED: Final = "killed"
+    """A signal ended it, and nothing is known of the cause."""
+    NODE: Final = "node"
+    """The node, or the agent there, is lost or at fault."""
+
+
 ASIDE: Final = "job-{}"
 """Folder in a run directory for the files of an earlier job, which was resumed; {} is its id."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cluster_ddp.errors import one_line
-from cluster_ddp.run.names import Then
+from cluster_ddp.run.names import Kind, Then
 
 STATES = ("COMPLETED", "STOPPED", "FAILED", "CANCELLED", "TIMEOUT")
 """How a start ends. STOPPED is stopped in time: to be resumed."""
@@ -33,6 +33,8 @@ class Failure(NamedTuple):
     status: int
     words: str
     """Why; empty if only its status is known."""
+    kind: str = ""
+    """One of `Kind`; empty if unknown."""
 
     @property
     def text(self) -> str:
@@ -71,7 +73,7 @@ class Outcome(NamedTuple):
         """What failed first and which nodes were lost, in words; empty if nothing failed."""
         lost, first = in_words(self.lost_nodes), self.first
         if first is not None and lost:  # what ended because of it is no news
-            is_lost = first.host in self.lost_nodes and first.words == AGENT_KILLED
+            is_lost = first.host in self.lost_nodes and first.kind == Kind.NODE
             first = None if is_lost or first.words == by_signal(TERM) else first
         return "; ".join(filter(None, (first.text if first is not None else "", lost)))
 
@@ -109,7 +111,7 @@ def in_words(lost: Sequence[str]) -> str:
 def _failure(record: Mapping[str, Any]) -> Failure:
     rank = None if record["rank"] is None else _whole(record["rank"], 10**9)
     host, words = one_line(str(record["host"])), one_line(str(record["words"]))
-    return Failure(rank, host, _whole(record["status"], 255), words)
+    return Failure(rank, host, _whole(record["status"], 255), words, one_line(str(record.get("kind") or "")))
 
 
 def _whole(value: object, most: int) -> int:

@@ -26,6 +26,8 @@ class Failed(NamedTuple):
     """Which rank failed first; None if it was a task of several, or a whole node."""
     words: str
     """Why, in one line; empty if only the status is known."""
+    kind: str = ""
+    """One of `Kind`; empty if unknown."""
     step: int | None = None
     """Step of the training at which an exception was raised; None if unknown."""
     checkpoint: str = NO_CHECKPOINT

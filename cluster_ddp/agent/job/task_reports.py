@@ -199,7 +199,7 @@ class TaskReports:
     def _note_over(self, end: End) -> None:
         """Note when the start is over because of an end."""
         wait_s = PATIENCE_S if end.was_stopped or end.status == EXIT_STOPPED else _WORDS_S
-        if end.status > 128 or end.waits:  # it has said all, or speaks for all
+        if end.status > 128 or end.speaks_for_all:  # it has said all
             wait_s = _KILLED_S
         if end.status:
             self._over_at = min(self._over_at, time.monotonic() + wait_s)

@@ -24,6 +24,7 @@ from cluster_ddp.doctor.step.rank import REPORT_S, SETTLE_LOSSY_S, SETTLE_S, TIE
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import SPEAKS, ReportFolder
 from cluster_ddp.errors import USAGE_EXIT_STATUS
+from cluster_ddp.run.names import Kind
 from cluster_ddp.runtime.failure import sick_nodes
 
 _SAID_EVERY_S = 10
@@ -235,9 +236,8 @@ class Follower(Rank):
         0 ends only once this connection is closed.
         """
         if status:
-            rank_notes.failed(
-                self.env, self.identity.rank, "stopped: another rank says what is wrong.", consequence=True
-            )
+            words = "stopped: another rank says what is wrong."
+            rank_notes.failed(self.env, self.identity.rank, words, kind=Kind.PEER)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a handler of Python's would be gone as Python ends
             self._client.close()
             time.sleep(_LAST_S)

@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from cluster_ddp.agent import rank_notes
-from cluster_ddp.agent.first_failure import LOST_WORDS
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
+from cluster_ddp.run import failure_kind
 from cluster_ddp.run.files import spare_descriptor
-from cluster_ddp.run.names import Env
+from cluster_ddp.run.names import Env, Kind
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.console import complain, first_rank_has_said_it
 from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError
@@ -96,15 +96,15 @@ class FailureReporter:
         # One rank looks which other one a signal has ended: the first that lost it. Of rank 0, with its store, rank 1.
         is_to_look = is_lost and (first == own or self._rank() == "1")
         if is_to_look and self.hangs is not None and (aborted := self.hangs.aborted(error)):
-            self.say(aborted, consequence=True, waits=True)
+            self.say(aborted, Kind.SAW_PEERS)
         elif first not in (own, None):
             self._follow(first, error)
         elif _is_timeout(error):
-            self.say(self._timed_out(error, store_answers=first is not None), waits=True)
+            self.say(self._timed_out(error, store_answers=first is not None), Kind.HANG)
         elif first is None and is_lost:
-            self.say(_STORE_IS_GONE, consequence=True)
+            self.say(_STORE_IS_GONE, Kind.PEER)
         else:
-            self.say(error, consequence=is_lost or isinstance(error, PeerFailedError))
+            self.say(error, _kind(error))
 
     def somebody_failed(self) -> bool:
         """Return whether a rank has reported a failure, or the store, and so rank 0, is gone."""
@@ -119,13 +119,12 @@ class FailureReporter:
         first = self._first_failure(own)
         return _STORE_IS_GONE if first in (own, None) else _stopped_by(first)
 
-    def say(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
+    def say(self, error: BaseException | str, kind: str) -> None:
         """Print to stderr why this rank ends, with rank and host, and note it for the end of the job's log.
 
-        It may be a `consequence`: another rank failed first, or is gone. Or this rank `waits` for others in vain; both,
-        if it knows where all were when one was gone. An error that is not of this package has its traceback.
+        `kind` is one of `Kind`. An error that is not of this package has its traceback.
         """
-        self._note(error, consequence=consequence, waits=waits)
+        self._note(error, kind)
         error = f"error: {error}" if isinstance(error, ClusterDDPError) else error
         words = error if isinstance(error, str) else "".join(traceback.format_exception(error)).rstrip()
         lost = "" if isinstance(error, str) or not _is_lost(error) else f"stopped: it {_CONNECTION_LOST}:\n"
@@ -150,7 +149,7 @@ class FailureReporter:
             self.hangs.accuse()
             asked = f"Waiting {restart_s:g} s for {self.hangs.silent} to answer:"
             hint = "check that node and that rank's output; if ranks may take longer: --hang-restart-s"
-            self.say(ClusterDDPError(asked, f"{self.hangs.words}.", f"{hint} {2 * restart_s:g}"), waits=True)
+            self.say(ClusterDDPError(asked, f"{self.hangs.words}.", f"{hint} {2 * restart_s:g}"), Kind.HANG)
             process_exit.now(1)
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -163,7 +162,7 @@ class FailureReporter:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         is_early = self.store is None and isinstance(error, ClusterDDPError)
         if error is not self._reported and is_early and first_rank_has_said_it(os.environ):
-            self._note(error)
+            self._note(error, _kind(error))
         elif error is not self._reported:
             self.report(error)
         self.linger()
@@ -206,7 +205,7 @@ class FailureReporter:
 
     def _follow(self, first: str | None, error: BaseException) -> None:
         """Say that another rank failed first. After a timeout, stay until that one has found out who hangs."""
-        self.say(_stopped_by(first), consequence=True)
+        self.say(_stopped_by(first), Kind.PEER)
         if _is_timeout(error) and self.hangs is not None:
             self.hangs.answer(error)  # the first one waits for it
         if _is_timeout(error) or isinstance(error, PeerFailedError):
@@ -235,9 +234,9 @@ class FailureReporter:
         ranks = [int(key.rpartition("/")[2]) for key in arrived_ranks.unset(store, keys)]
         return ", ".join(f"rank {rank} on {host}" for rank, host in zip(ranks, arrived_ranks.hosts(store, ranks)))
 
-    def _note(self, error: BaseException | str, **why: bool) -> None:
+    def _note(self, error: BaseException | str, kind: str) -> None:
         spare_descriptor()
-        rank_notes.failed(os.environ, self._rank(), _in_short(error), step=last_progress.steps, **why)
+        rank_notes.failed(os.environ, self._rank(), _in_short(error), kind=kind, step=last_progress.steps)
 
     def _name(self) -> str:
         return f"rank {self._rank()} on {node_name(os.environ)}"
@@ -265,15 +264,17 @@ def _in_short(error: BaseException | str) -> str:
 
 def _is_timeout(error: BaseException) -> bool:
     """Whether a collective, or our own wait for a GPU, timed out."""
-    return isinstance(error, DeviceTimeoutError) or _says(error, _TIMEOUT_WORDS)
+    words = str(error).lower()
+    is_said = isinstance(error, RuntimeError) and any(part in words for part in _TIMEOUT_WORDS)
+    return isinstance(error, DeviceTimeoutError) or is_said
 
 
 def _is_lost(error: BaseException) -> bool:
     """Whether the connection to another rank broke: that rank is gone, and may have said why."""
-    return isinstance(error, CommunicatorError) or _says(error, LOST_WORDS)
+    return isinstance(error, CommunicatorError) or failure_kind.of_error(error) == Kind.PEER
 
 
-def _says(error: BaseException, parts: tuple[str, ...]) -> bool:
-    """Whether this is an error of torch or gloo with any of these texts; they have no exception types for them."""
-    words = str(error).lower()
-    return isinstance(error, RuntimeError) and any(part in words for part in parts)
+def _kind(error: BaseException) -> str:
+    """The kind of an exception, of ours too."""
+    is_of_peer = isinstance(error, (CommunicatorError, PeerFailedError))
+    return Kind.PEER if is_of_peer else failure_kind.of_error(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from cluster_ddp.run.names import Kind
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 
@@ -76,7 +77,7 @@ class PeerWatch:
             # This rank may still work, or hang: it must not look as if it had answered.
             self._stopped.wait()
             return
-        self._reporter.say(words or self._reporter.answer(), consequence=True)
+        self._reporter.say(words or self._reporter.answer(), kind=Kind.PEER)
         self._reporter.linger()
         process_exit.now(1)
 

@@ -105,34 +105,6 @@ def test_the_last_error_of_a_rank(lines: list[str], found: str) -> None:
     assert first_failure.last_error("\n".join(lines), 3) == found
 
 
-@pytest.mark.parametrize(
-    ("words", "is_it"),
-    [
-        *(
-            (f"{name}: x", True)
-            for name in ("ValueError", "KeyError", "AssertionError", "my.own.DataError", "SystemExit")
-        ),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", True),
-        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 4x2)", True),
-        ("ValueError: no CUDA here", True),
-        ("[rank3]: RuntimeError: NCCL Error 2", False),
-        ("torch.AcceleratorError: CUDA error: device-side assert triggered", True),
-        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", False),
-        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", False),
-        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", False),
-        ("RuntimeError: [..] Connection closed by peer [10.0.0.2]:123", False),
-        ("RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error.", False),
-        ("torch.distributed.DistBackendError: NCCL error in: x", False),
-        *((f"{name}: x", False) for name in ("OSError", "FileNotFoundError", "ConnectionResetError", "TimeoutError")),
-        *((words, False) for words in ("", "killed by SIGKILL", "its agent was killed", "Exited with exit code 1")),
-        ("Waiting 600 s for the other ranks: rank 1 on node2 is silent.", False),
-    ],
-)
-def test_what_is_the_programs_own(words: str, is_it: bool) -> None:
-    """A node is not to blame for it."""
-    assert first_failure.is_of_program(words) is is_it
-
-
 def test_errors_are_compared_without_their_numbers() -> None:
     one, other = "CUDA out of memory: 1,024.5 MiB of 80 GiB at 0x7fAb", "CUDA out of memory: 8 MiB of 40.0 GiB at 0x1c"
     assert first_failure.without_numbers(one) == first_failure.without_numbers(other) != one
@@ -142,9 +114,12 @@ LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:33"
 
 
 def ends(*statuses: int | tuple[int, str]) -> list[End]:
-    """One end a rank, "!" before the words of a consequence."""
+    """One end a rank, "!" before the words of one that lost another."""
     pairs = [one if isinstance(one, tuple) else (one, "") for one in statuses]
-    return [End(i, f"n{i}", one, words.lstrip("!"), words.startswith("!")) for i, (one, words) in enumerate(pairs)]
+    return [
+        End(i, f"n{i}", one, words.lstrip("!"), "peer" if words.startswith("!") else "")
+        for i, (one, words) in enumerate(pairs)
+    ]
 
 
 EARLY = "ended with status 0 while other ranks still computed"
@@ -224,17 +199,20 @@ def test_a_task_that_never_began_counts_before_consequences(told: list[End], sil
         assert found is not None and found.text == text
 
 
+KERNEL = "(the kernel has killed a process for memory)"
+
+
 @pytest.mark.parametrize(
-    ("end", "words"),
+    ("end", "words", "kind"),
     [
-        (End(0, "n1", 137, is_oom=True), "killed by the kernel for memory"),
-        (End(0, "n1", 143, is_oom=True), "killed by SIGTERM"),
-        (End(0, "n1", 1, "OSError: x", is_oom=True), "OSError: x (the kernel has killed a process for memory)"),
-        (End(0, "n1", 1, is_oom=True), "(the kernel has killed a process for memory)"),
+        (End(0, "n1", 137, is_oom=True), "killed by the kernel for memory", "host memory"),
+        (End(0, "n1", 143, is_oom=True), "killed by SIGTERM", "killed"),
+        (End(0, "n1", 1, "OSError: x", "system", True), f"OSError: x {KERNEL}", "host memory"),
+        (End(0, "n1", 1, is_oom=True), KERNEL, "host memory"),
     ],
 )
-def test_out_of_memory_is_not_said_of_a_rank_that_term_ended(end: End, words: str) -> None:
-    assert first_failure.by_ends([end]) == Failure(0, "n1", end.status, words)
+def test_out_of_memory_is_not_said_of_a_rank_that_term_ended(end: End, words: str, kind: str) -> None:
+    assert first_failure.by_ends([end]) == Failure(0, "n1", end.status, words, kind)
 
 
 def test_the_log_is_asked_of_ranks_that_have_not_said_why_until_a_cause_is_found() -> None:
@@ -245,38 +223,18 @@ def test_the_log_is_asked_of_ranks_that_have_not_said_why_until_a_cause_is_found
         return {1: LOST, 2: "ValueError:\n x"}.get(end.rank, "")
 
     told = ends(143, 1, 3, 1, (1, "KeyError: y"))
-    told[0:0] = [End(9, "n9", 1, is_consequence=True)]
-    assert first_failure.by_ends(told, words_of=words_of) == Failure(2, "n2", 3, "ValueError: x")
+    told[0:0] = [End(9, "n9", 1, failure_kind="peer")]
+    assert first_failure.by_ends(told, words_of=words_of) == Failure(2, "n2", 3, "ValueError: x", "program")
     assert asked == [9, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("words", "is_lost"),
-    [
-        (LOST, True),
-        ("torch.distributed.DistNetworkError: Connection reset by peer", True),
-        ("torch.distributed.DistStoreError: x", False),
-        (
-            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
-            True,
-        ),
-        ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a", True),
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", False),
-        ("RuntimeError: x", False),
-    ],
-)
-def test_which_errors_say_that_another_rank_is_gone(words: str, is_lost: bool) -> None:
-    """A library's connection to some server is no rank's."""
-    assert first_failure.has_lost_another(words) == is_lost
 
 
 @pytest.mark.parametrize("status", [134, 139])
 def test_what_a_crash_leaves_unsaid_another_rank_says(status: int) -> None:
     """It saw where all ranks were when the connection broke; in whatever order they ended."""
-    crashed, saw = End(0, "n0", status), End(1, "n1", 1, "Waiting: rank 0 in a.py:3.", is_consequence=True, waits=True)
+    crashed, saw = End(0, "n0", status), End(1, "n1", 1, "Waiting: rank 0 in a.py:3.", "saw peers")
     text = f"rank 0 on n0: it {crashed.how}. Rank 1: Waiting: rank 0 in a.py:3."
     for told in ([crashed, saw], [saw, crashed]):
         found = first_failure.by_ends(told)
-        assert found == Failure(0, "n0", status, text.partition(": ")[2])
-    assert first_failure.by_ends([crashed, saw._replace(waits=False)]).words in ("", "killed by SIGSEGV")
+        assert found == Failure(0, "n0", status, text.partition(": ")[2], "killed" if status == 139 else "")
+    assert first_failure.by_ends([crashed, saw._replace(failure_kind="peer")]).words in ("", "killed by SIGSEGV")
     assert first_failure.by_ends([End(0, "n0", 137), saw]).words == "killed by SIGKILL"

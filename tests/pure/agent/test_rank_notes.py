@@ -25,10 +25,10 @@ def test_a_rank_leaves_why_it_failed_and_its_first_word_counts(tmp_path: Path) -
     folder.mkdir()
     rank_notes.failed(env_of(folder), 2, "ValueError: two\nlines \x1b[31m")
     rank_notes.failed(env_of(folder), 2, "RuntimeError: later")
-    rank_notes.failed(env_of(folder), 0, "stopped: rank 2 failed", consequence=True, step=120)
+    rank_notes.failed(env_of(folder), 0, "stopped: rank 2 failed", kind="peer", step=120)
     read = Notes(folder)
-    assert read.failure(2) == ("ValueError: two lines ?[31m", False, None, False)
-    assert read.failure(0) == ("stopped: rank 2 failed", True, 120, False)
+    assert read.failure(2) == ("ValueError: two lines ?[31m", "", None)
+    assert read.failure(0) == ("stopped: rank 2 failed", "peer", 120)
     assert read.failure(1) is None
     assert (folder / "failed-2").stat().st_mode & 0o777 == 0o600
 
@@ -52,7 +52,7 @@ def test_what_cannot_be_written_is_passed_over(tmp_path: Path, capfd: pytest.Cap
 def test_no_link_is_followed(tmp_path: Path) -> None:
     secret, folder = tmp_path / "secret", tmp_path / "notes"
     folder.mkdir()
-    secret.write_text('{"words": "secret", "consequence": false}')
+    secret.write_text('{"words": "secret", "kind": ""}')
     (folder / "failed-0").symlink_to(secret)
     (folder / "failed-1").symlink_to(tmp_path / "new")
     rank_notes.failed(env_of(folder), 1, "x")
@@ -62,7 +62,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"words": "x"}', "[" * 60_000, '{"words": "' + "x" * 70_000 + '", "consequence": false}'],
+    ["", "{", "[]", '{"words": "x"}', "[" * 60_000, '{"words": "' + "x" * 70_000 + '", "kind": ""}'],
     ids=lambda content: content[:20],
 )
 def test_a_damaged_note_says_nothing(tmp_path: Path, content: str) -> None:
@@ -72,8 +72,8 @@ def test_a_damaged_note_says_nothing(tmp_path: Path, content: str) -> None:
 
 def test_a_step_that_is_no_number_is_unknown(tmp_path: Path) -> None:
     """Others may read the number, and compare it."""
-    (tmp_path / "failed-0").write_text('{"words": "x", "consequence": false, "step": "3"}')
-    assert Notes(tmp_path).failure(0) == ("x", False, None, False)
+    (tmp_path / "failed-0").write_text('{"words": "x", "kind": "", "step": "3"}')
+    assert Notes(tmp_path).failure(0) == ("x", "", None)
 
 
 @pytest.mark.parametrize("has_memory", [True, False])

@@ -11,7 +11,7 @@ from cluster_ddp.run import journal
 from cluster_ddp.run.names import Then
 from cluster_ddp.run.outcome import Failure, Outcome
 
-FIRST = Failure(1, "node2", 1, "ValueError: x")
+FIRST = Failure(1, "node2", 1, "ValueError: x", "program")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ FIRST = Failure(1, "node2", 1, "ValueError: x")
         (FIRST, ("node3",), "rank 1 on node2: ValueError: x; node3 is lost (node failure)"),
         (Failure(1, "node2", 143, "killed by SIGTERM"), ("node3",), "node3 is lost (node failure)"),
         (Failure(1, "node2", 143, "killed by SIGTERM"), (), "rank 1 on node2: killed by SIGTERM"),
-        (Failure(1, "n3", 137, "its agent was killed"), ("n3",), "n3 is lost (node failure)"),
+        (Failure(1, "n3", 137, "its agent was killed", "node"), ("n3",), "n3 is lost (node failure)"),
     ],
 )
 def test_the_failure_in_words(first: Failure | None, lost: tuple[str, ...], text: str) -> None:
@@ -47,7 +47,7 @@ def test_the_end_is_read_as_it_was_written(tmp_path: Path) -> None:
         "start": 2,
         "state": "FAILED",
         "status": 1,
-        "first": {"rank": 1, "host": "node2", "status": 1, "words": "ValueError: x"},
+        "first": {"rank": 1, "host": "node2", "status": 1, "words": "ValueError: x", "kind": "program"},
         "lost_nodes": ["node3"],
         "then": "restart",
         "time": 1.7e9,

@@ -132,8 +132,8 @@ def test_a_rank_that_is_aborted_in_a_collective(sick: int, tmp_path: Path) -> No
     assert (said.first["check"], said.first["ranks"]) == ("all_reduce", [sick]), said.output
     assert "SIGABRT" in said.first["evidence"] and said.statuses == [2, 2], said.output
     first, other = (Notes(tmp_path).failure(rank) for rank in range(2))
-    assert first == (f"{said.first['what']} {said.first['evidence']}", False, None, False)  # the job's log ends with it
-    assert other is not None and other.consequence
+    assert first == (f"{said.first['what']} {said.first['evidence']}", "", None)  # the job's log ends with it
+    assert other is not None and other.kind == "peer"
 
 
 def test_what_an_earlier_start_of_the_job_left_is_not_this_ones(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from cluster_ddp.agent.task import signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.errors import counted
 from cluster_ddp.run import journal, spec_file, turns
-from cluster_ddp.run.names import EXIT_STOPPED, RESTART, File, Then
+from cluster_ddp.run.names import EXIT_STOPPED, RESTART, File, Kind, Then
 from cluster_ddp.run.outcome import AGENT_KILLED, Failure, Outcome
 from cluster_ddp.run.turns import Turn
 from cluster_ddp.slurm.variables import Variables
@@ -176,7 +176,7 @@ class Pack:
         # It was killed, or its disk is full. Of one that was killed, the step still runs.
         state = {0: "COMPLETED", EXIT_STOPPED: "STOPPED"}.get(code, "FAILED")
         status = code if code >= 0 else 128 - code
-        killed = Failure(None, self._env.get("SLURMD_NODENAME", ""), status, AGENT_KILLED)
+        killed = Failure(None, self._env.get("SLURMD_NODENAME", ""), status, AGENT_KILLED, Kind.NODE)
         why, then = (killed if code < 0 else None), Then.REQUEUE if code == EXIT_STOPPED else Then.END
         begun = [one.number for one in journal.starts(self._folder(task)) if one.job == self._name(task)]
         start = begun[-1] if begun else turn.starts - 1

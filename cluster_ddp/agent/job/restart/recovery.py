@@ -13,7 +13,7 @@ from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import counted
 from cluster_ddp.run import outcome
-from cluster_ddp.run.names import Then
+from cluster_ddp.run.names import Kind, Then
 from cluster_ddp.run.outcome import Failure, Outcome
 from cluster_ddp.run.start import NO_CHECKPOINT, Failed
 from cluster_ddp.slurm.variables import Variables
@@ -132,18 +132,24 @@ class Recovery:
     def _failed(self, ended: Outcome, reports: TaskReports, out: Mapping[str, Reason]) -> Failed:
         first, end = ended.first, reports.end_of(ended.first)
         checkpoint, lost_s = self._history.newest_checkpoint(reports.began)
-        words = ended.failure if first is None else first.words
-        node, rank = ("", None) if first is None else (first.host, first.rank)
-        if end is not None and end.waits:
-            node = ""
-        if out and (node not in out or words == outcome.AGENT_KILLED):
+        first = first or Failure(None, "", ended.status, ended.failure)
+        node = "" if end is not None and end.speaks_for_all else first.host
+        if out and (node not in out or first.kind == Kind.NODE):
             node = node if node in out else next(iter(out))  # those that wait for a node fail in its place
-            words, rank = out[node].words, None
-        everywhere = reports.failed_everywhere(words)
-        step = None if end is None else end.step
-        lost_s = None if lost_s is None else round(lost_s, 1)
-        known = (node, rank, words, step, checkpoint, everywhere, lost_s)
-        return Failed(ended.time, ended.start, *known, suspended=reports.is_just_resumed)
+            first = first._replace(rank=None, words=out[node].words, kind=Kind.NODE)
+        return Failed(
+            time=ended.time,
+            start=ended.start,
+            node=node,
+            rank=first.rank,
+            words=first.words,
+            kind=first.kind,
+            step=None if end is None else end.step,
+            checkpoint=checkpoint,
+            on_all_ranks=reports.failed_everywhere(first.words),
+            lost_s=None if lost_s is None else round(lost_s, 1),
+            suspended=reports.is_just_resumed,
+        )
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""

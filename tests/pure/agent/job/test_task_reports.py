@@ -47,14 +47,14 @@ def test_a_connection_that_ends_without_a_word_was_killed() -> None:
     reports.gone(hello(0, 1))
     assert judged(reports).first is None
     reports.gone(hello(2, 3, host="node2"))
-    assert judged(reports).first == Failure(3, "node2", 137, AGENT_KILLED)
+    assert judged(reports).first == Failure(3, "node2", 137, AGENT_KILLED, "node")
 
 
 def test_of_an_agent_that_was_killed_its_first_rank_is_named() -> None:
     """Its ranks, and those of other nodes, end by TERM after it."""
     reports = heard(hello(2, 3, task="1"), hello(0, task="0"), ended(0, 143))
     reports.gone(hello(2, 3, host="node2"))
-    assert judged(reports).first == Failure(2, "node2", 137, AGENT_KILLED)
+    assert judged(reports).first == Failure(2, "node2", 137, AGENT_KILLED, "node")
 
 
 def test_one_that_has_told_its_end_was_not_killed() -> None:
@@ -146,7 +146,7 @@ def test_commands_that_have_ended_and_agents_that_are_gone(
         (ended(0, 0), float("inf")),
         (ended(0, 1), 2),  # the others may still say why they fail
         (ended(0, 137), 0.5),
-        (ended(0, 1, waits=True), 0.5),  # it speaks for them
+        (ended(0, 1, failure_kind="hang"), 0.5),  # it speaks for them
         (ended(0, 75), 30),  # the others save
         (ended(0, 1, was_stopped=True), 30),
     ],

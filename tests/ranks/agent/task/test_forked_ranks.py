@@ -220,10 +220,10 @@ def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str,
 
 
 def test_a_rank_leaves_its_words_for_the_job(tmp_path: Path) -> None:
-    note = """open(os.environ["CLUSTER_DDP_NOTES"] + "/failed-1", "w").write('{"words": "x", "consequence": true}')"""
+    note = """open(os.environ["CLUSTER_DDP_NOTES"] + "/failed-1", "w").write('{"words": "x", "kind": "peer"}')"""
     with listening() as job:
         status, *_ = run(tmp_path, f"{SAY}\nif rank == '1':\n    {note}; os._exit(3)", **job.env)
-        assert End(1, PLACE["SLURMD_NODENAME"], 3, "x", is_consequence=True) in job.ends()
+        assert End(1, PLACE["SLURMD_NODENAME"], 3, "x", "peer") in job.ends()
     assert status == 3
 
 

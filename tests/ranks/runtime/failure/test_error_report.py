@@ -118,27 +118,27 @@ def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailureReporter
 @pytest.mark.parametrize(
     ("error", "noted"),
     [
-        (ValueError("two\nlines \x1b[31m"), ("ValueError: two lines ?[31m", False)),
-        (DataError("Reading x:", "no.", "y"), ("Reading x: no.", False)),
-        (RuntimeError("Connection reset by peer"), ("RuntimeError: Connection reset by peer", True)),
-        (CommunicatorError("Waiting:", "a peer is gone.", "y"), ("Waiting: a peer is gone.", True)),
-        (PeerFailedError("another rank failed"), ("another rank failed", True)),
+        (ValueError("two\nlines \x1b[31m"), ("ValueError: two lines ?[31m", "program")),
+        (DataError("Reading x:", "no.", "y"), ("Reading x: no.", "program")),
+        (RuntimeError("Connection reset by peer"), ("RuntimeError: Connection reset by peer", "peer")),
+        (CommunicatorError("Waiting:", "a peer is gone.", "y"), ("Waiting: a peer is gone.", "peer")),
+        (PeerFailedError("another rank failed"), ("another rank failed", "peer")),
     ],
 )
 def test_a_rank_notes_why_it_failed_and_whether_another_is_the_cause(
-    tmp_path: Path, reporter: FailureReporter, error: Exception, noted: tuple[str, bool]
+    tmp_path: Path, reporter: FailureReporter, error: Exception, noted: tuple[str, str]
 ) -> None:
     """A rank that was killed can't report: what those say that have lost it is no cause."""
     reporter.report(error)
-    words, consequence, *_ = Notes(tmp_path).failure(0) or ("", None)
-    assert (words.endswith(noted[0]), consequence) == (True, noted[1]), words
+    words, kind, _ = Notes(tmp_path).failure(0) or ("", None, None)
+    assert (words.endswith(noted[0]), kind) == (True, noted[1]), words
 
 
 def test_what_follows_from_another_ranks_failure_is_noted_as_that(tmp_path: Path, reporter: FailureReporter) -> None:
     reporter.store = dist.HashStore()
     reporter.store.set("first_failure", "rank 1 on n2")
     reporter.report(ValueError("x"))
-    assert Notes(tmp_path).failure(0) == ("stopped: rank 1 on n2 failed (see its error).", True, None, False)
+    assert Notes(tmp_path).failure(0) == ("stopped: rank 1 on n2 failed (see its error).", "peer", None)
 
 
 def test_it_is_noted_when_no_descriptor_is_left(tmp_path: Path, reporter: FailureReporter) -> None:
@@ -148,11 +148,11 @@ def test_it_is_noted_when_no_descriptor_is_left(tmp_path: Path, reporter: Failur
         with pytest.raises(OSError, match="Too many open files"):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
-        reporter._note(OSError("Too many open files"))
+        reporter._note(OSError("Too many open files"), "system")
     finally:
         for descriptor in taken:
             os.close(descriptor)
-    assert Notes(tmp_path).failure(0) == ("OSError: Too many open files", False, None, False)
+    assert Notes(tmp_path).failure(0) == ("OSError: Too many open files", "system", None)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_an_early_error_is_noted_for_its_rank(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     reporter.topology = None
-    reporter._note(ValueError("x"))
-    assert Notes(tmp_path).failure(rank) == ("ValueError: x", False, None, False)
+    reporter._note(ValueError("x"), "program")
+    assert Notes(tmp_path).failure(rank) == ("ValueError: x", "program", None)
 
 
 def rank_0_is_killed() -> None:
@@ -220,7 +220,7 @@ def test_a_signal_at_its_end_does_not_change_the_status_of_the_first_failure(tmp
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert Notes(tmp_path).has_joined(0)
-    assert Notes(tmp_path).failure(0) == ("ValueError: the one that matters", False, None, False)
+    assert Notes(tmp_path).failure(0) == ("ValueError: the one that matters", "program", None)
     assert done.stderr.endswith("ValueError: the one that matters\n")
 
 
@@ -239,7 +239,7 @@ def test_the_note_of_a_failure_has_the_step(tmp_path: Path) -> None:
         (folder := tmp_path / f"notes of {step}").mkdir()
         env = {"CLUSTER_DDP_NOTES": str(folder), "CLUSTER_DDP_RUN_DIR": str(tmp_path / "it's a run")}
         ends = run_ranks(functools.partial(failing_at, step), [env], folder)
-        assert Notes(folder).failure(0) == ("ValueError: x", False, step, False), ends
+        assert Notes(folder).failure(0) == ("ValueError: x", "program", step), ends
 
 
 def test_who_has_only_lost_its_connection_is_not_said_to_have_failed(

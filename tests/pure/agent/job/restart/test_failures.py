@@ -19,7 +19,8 @@ from cluster_ddp.run.names import File
 from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.run.start import Failed
 
-ONE = Failed(1764000000.0, 0, "node2", 1, "ValueError: it's x", 7, "step-7.pt", True, 12.0, "restart", ("node9",))
+WORDS = "ValueError: it's x"
+ONE = Failed(1764000000.0, 0, "node2", 1, WORDS, "program", 7, "step-7.pt", True, 12.0, "restart", ("node9",))
 TWO = Failed(1764000100.0, 1, "", None, "", then="requeue")
 
 

@@ -99,7 +99,7 @@ def test_a_srun_that_was_killed_is_a_cause(job: Job, capfd: pytest.CaptureFixtur
 
 def test_a_rank_that_has_waited_for_others_is_not_where_it_failed(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     reports, words = TaskReports("srun", 2, tasks=2), "Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer."
-    reports.hear({"kind": "ended", **End(1, "n2", 1, words, waits=True)._asdict()})
+    reports.hear({"kind": "ended", **End(1, "n2", 1, words, "hang")._asdict()})
     assert job.recovery().after(ended(Failure(1, "n2", 1, words)), reports).then == "restart"
     assert job.noted()[2:5] == ("", 1, words)
     assert " after rank 1: Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer; " in capfd.readouterr().err

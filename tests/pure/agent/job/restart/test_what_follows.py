@@ -9,6 +9,7 @@ import pytest
 
 from cluster_ddp.agent.job.restart import failures, job_nodes
 from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
+from cluster_ddp.run import failure_kind
 from cluster_ddp.run.journal import Failed
 
 TWO = Nodes(("n1", "n2"), ("n1", "n2"))
@@ -21,7 +22,7 @@ LOST, SICK = {"n2": job_nodes.LOST}, {"n1": Reason("sick")}
 
 
 def failed(node: str, words: str = "", **more: Any) -> Failed:
-    return Failed(0.0, 0, node, 0, words, **more)
+    return Failed(0.0, 0, node, 0, words, failure_kind.of_line(words), **more)
 
 
 def at(step: int, node: str, **more: Any) -> Failed:
