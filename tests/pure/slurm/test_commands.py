@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from slow_commands import until_named
 
-from cluster_ddp import waiting_notice
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.slurm import commands, job_status
 
@@ -127,11 +127,10 @@ def test_words_of_users_are_no_records_and_no_states(fake) -> None:
     assert (status.state, status.reason, status.exit_code, status.stdout) == ("RUNNING", "None", 0, "/tmp/a  b.out")
 
 
-def test_a_command_that_does_not_answer_is_named_on_a_terminal(fake, monkeypatch, capsys) -> None:
-    fake("squeue", "/bin/sleep 0.3; echo done")
-    monkeypatch.setattr(waiting_notice, "_SILENT_S", 0.05)
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_a_command_that_does_not_answer_is_named_on_a_terminal(
+    fake, monkeypatch, capsys, tmp_path: Path, on_terminal: bool
+) -> None:
+    fake("squeue", f"{until_named(monkeypatch, tmp_path, on_terminal=on_terminal)}; echo done")
     assert commands.run(["squeue"]) == "done\n"
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(waiting_notice.sys.stderr, "isatty", lambda: True)
-    assert commands.run(["squeue"]) == "done\n"
-    assert capsys.readouterr().err == "Waiting for squeue to answer …\n"
+    assert capsys.readouterr().err == ("Waiting for squeue to answer …\n" if on_terminal else "")

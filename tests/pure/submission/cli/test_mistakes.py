@@ -11,10 +11,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from slow_commands import until_named
 from stand_ins import FakeSlurm, fake_slurm
 
 import cluster_ddp
-from cluster_ddp import JobSpec, train, waiting_notice
+from cluster_ddp import JobSpec, train
 from cluster_ddp.__main__ import VERBS, main, module_of
 from cluster_ddp.argument_parser import field_texts
 from cluster_ddp.cli import submit as door
@@ -727,11 +728,16 @@ def test_lines_of_other_programs_stay_in_the_block(capsys, fake_slurm: FakeSlurm
     ],
 )
 def test_a_wait_says_what_for(
-    capsys, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm, program: str, options: tuple[str, ...], what: str
+    capsys,
+    monkeypatch: pytest.MonkeyPatch,
+    fake_slurm: FakeSlurm,
+    tmp_path: Path,
+    program: str,
+    options: tuple[str, ...],
+    what: str,
 ) -> None:
-    monkeypatch.setattr(waiting_notice, "_SILENT_S", 0.05)
-    monkeypatch.setattr(waiting_notice.sys.stderr, "isatty", lambda: True)
-    fake_slurm.command(program, "/bin/sleep 0.3; echo mine; exit 0")
+    wait = until_named(monkeypatch, tmp_path, on_terminal=True)
+    fake_slurm.command(program, f"{wait}; echo mine; exit 0")
     assert f"Waiting for {what} to answer …\n" in said(capsys, "--dry-run", *options, "--", "true")[1]
 
 
