@@ -154,8 +154,10 @@ def on_slurm(options: Options, size: Shape, label: str) -> dict[str, str]:
     return values
 
 
-def on_this_machine(options: Options, ranks: int, restarts: int) -> dict[str, str]:
-    """Return the variables of a job on this machine; `of_local_rank` has those of each rank.
+def on_this_machine(options: Options, ranks: int, start: int, requeues: int = 0) -> dict[str, str]:
+    """Return the variables of one start of a job on this machine; `of_local_rank` has those of each rank.
+
+    `requeues`: how often it was started again after a stop in time.
 
     Raises:
         RendezvousError: all ports for the rendezvous are in use.
@@ -164,16 +166,16 @@ def on_this_machine(options: Options, ranks: int, restarts: int) -> dict[str, st
     cpus = options.cpus_per_task or max(1, len(os.sched_getaffinity(0)) // ranks)
     values = {
         Env.LOCAL_JOB_ID: str(os.getpid()),
-        Env.START: str(restarts),
+        Env.START: str(start),
         "MASTER_ADDR": _LOOPBACK,
-        "MASTER_PORT": str(_free_port(port.candidates(os.getpid()), _LOOPBACK, restarts)),
+        "MASTER_PORT": str(_free_port(port.candidates(os.getpid()), _LOOPBACK, start)),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "NODE_RANK": "0",
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus),
     }
-    if restarts:  # as Slurm counts them, for scripts that look there
-        values["SLURM_RESTART_COUNT"] = str(restarts)
+    if requeues:  # as Slurm counts them, for scripts that look there
+        values["SLURM_RESTART_COUNT"] = str(requeues)
     values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(cpus)
     if options.function:
         executor = {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": str(os.getpid())}
@@ -190,6 +192,11 @@ def of_local_rank(options: Options, rank: int) -> dict[str, str]:
     if options.function:
         values |= {"SUBMITIT_LOCAL_GLOBALID": str(rank), "SUBMITIT_LOCAL_LOCALID": str(rank)}
     return values
+
+
+def task(env: Mapping[str, str]) -> str:
+    """Return the number of a task: of Slurm's step, or of this machine, where one stands for all ranks or for one."""
+    return env.get("RANK", "0") if Env.LOCAL_JOB_ID in env else env["SLURM_PROCID"]
 
 
 def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:

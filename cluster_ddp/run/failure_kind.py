@@ -31,8 +31,13 @@ _ASSERT = "device-side assert"  # in a kernel: such as an index that is too larg
 
 def of_error(error: BaseException) -> str:
     """Return the kind of an exception; of one that another has caused, that one's, if it says more."""
-    found = _kind([_shown(one) for one in type(error).__mro__], str(error))
-    return of_error(error.__cause__) if found == Kind.PROGRAM and error.__cause__ is not None else found
+    seen: list[BaseException] = []  # a cause may be an error's own consequence
+    found, one = str(Kind.PROGRAM), error
+    while found == Kind.PROGRAM and one not in seen:
+        seen.append(one)
+        found = _kind([_shown(kind) for kind in type(one).__mro__], str(one))
+        one = one.__cause__ or one
+    return found
 
 
 def of_line(line: str) -> str:

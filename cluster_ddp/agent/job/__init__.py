@@ -2,8 +2,7 @@
 
 launch_job      which of the two, and what has to be right before its ranks start
 slurm_job       a job of Slurm, from its start to what follows from its end
-job_setup       what such a job starts with
-start_loop      the starts of its ranks
+start_loop      the starts of a job's ranks
 local_job       a job on this machine
 srun_step       srun's command
 tasks           the tasks of a job of Slurm: their steps and their channel

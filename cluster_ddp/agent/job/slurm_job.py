@@ -6,25 +6,73 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from cluster_ddp import processes
-from cluster_ddp.agent import rank_notes
-from cluster_ddp.agent.job import chain, job_log, slurm_commands, srun_step, tasks
-from cluster_ddp.agent.job.job_setup import JobSetup
-from cluster_ddp.agent.job.restart import requeue
+from cluster_ddp.agent import array_values, channel_server, launch_env, option_types, rank_notes
+from cluster_ddp.agent.job import chain, job_log, slurm_commands, srun_step
+from cluster_ddp.agent.job.restart import job_nodes, requeue
 from cluster_ddp.agent.job.restart.failures import History
+from cluster_ddp.agent.job.restart.job_nodes import Nodes
 from cluster_ddp.agent.job.restart.requeue import Requeue
-from cluster_ddp.agent.job.start_loop import Starts
+from cluster_ddp.agent.job.srun_step import On
+from cluster_ddp.agent.job.start_loop import Job, Starts
+from cluster_ddp.agent.job.task_reports import TaskReports
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp.errors import SpecError
-from cluster_ddp.run.names import RESTART, Then
+from cluster_ddp.run.names import RESTART, Env, File, Then
 from cluster_ddp.run.outcome import Outcome
+from cluster_ddp.slurm.variables import Variables, node_name
+
+HELD = signals.WARNINGS
+"""What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches
+srun, too, which asks what it means."""
+
+# How long to wait for the first words of tasks before a warning is passed on: those that have not begun miss it.
+_FIRST_WORDS_S = 30.0
 
 
-class SlurmJob(JobSetup):
-    """A job of Slurm, from one requeue to the next."""
+class SlurmJob(Job):
+    """A job of Slurm, from one requeue to the next.
+
+    Args:
+        options: of the job.
+        env: the environment of the batch script, or of a shell of salloc, completed.
+        is_on_node: whether this process is on the job's first node, as a batch script is.
+
+    Raises:
+        ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
+    """
+
+    def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
+        self.link = int(env["SLURM_ARRAY_TASK_ID"]) if options.chain else None
+        """The number of the job in its chain; None without one."""
+        if options.chain:
+            env = chain.in_chain(Path(options.run_dir or ""), env)
+        self.label = Variables(env).job_label()
+        self.folder = launch_env.run_dir(options, self.label)
+        command = array_values.filled(options.command, options.grid, env)
+        self.options = options._replace(command=tuple(command))
+        self.job = env["SLURM_JOB_ID"] if options.chain else self.label
+        """The job's id, of a chain this job's."""
+        self._host, self._is_on_node = node_name(env), is_on_node
+        self.requeues = Variables(env).requeues()
+        self.size = launch_env.shape(options, env)
+        self.added = launch_env.on_slurm(options, self.size, self.label)
+        self.added |= launch_env.of_start({**env, **self.added}, self._host, self.requeues)
+        """Variables that the tasks get beside those of the batch script."""
+        self.env = {**env, **self.added}
+        # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
+        self.records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
+        self._script = os.getppid()
 
     def run(self) -> int:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status.
@@ -38,13 +86,16 @@ class SlurmJob(JobSetup):
         history = History(self.records, self.label, is_first=not self.requeues, shared=self.options.share)
         if self.requeues:
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
-        for number in tasks.HELD:
-            signal.signal(number, lambda number, frame: self.early.append(number))
+        early = list[int]()
+        self.early = early
+        for number in HELD:
+            signal.signal(number, lambda number, frame: early.append(number))
         with contextlib.closing(history):
             with rank_notes.folder() as folder, self.times_noted(folder / "job-times"):
                 _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
                 self.env |= srun_step.staged(self.options, self.size, self.env)
-                starts = Starts(self, Notes(folder), history)
+                self._ask_slurm()
+                starts = Starts(self, history)
                 ended = starts.run()
             srun_step.clean_up(self.options, self.env, ended.status)
             starts_again = self._starts_again(ended, starts, history)
@@ -52,9 +103,68 @@ class SlurmJob(JobSetup):
             job_log.show_how_to_resume(ended.status, self.env)
         return ended.status
 
+    def _ask_slurm(self) -> None:
+        """Ask for Slurm's configuration, and for the job's nodes where restarts need them."""
+        options, is_alone = self.options, not self.shares_nodes
+        self._slurm = slurm_commands.configuration(self.env)
+        self.slurmd_port = self._slurm.slurmd_port
+        if options.restarts and is_alone:
+            least, _ = option_types.node_range(options.nodes) if options.nodes else (0, 0)
+            self.nodes = job_nodes.of_job(self.env, options.spare_nodes, least)
+        is_ours = self.folder is not None and os.access(self.folder / File.SPEC, os.R_OK) and is_alone
+        self._began_s = slurm_commands.began_s(self.env) if is_ours else None  # another script may have done more
+
+    def listen(self) -> tuple[socket.socket, str]:
+        """Return a socket that listens for the tasks, and its host as they name it. See `Job`.
+
+        Nodes may not know a login node by its name; Slurm tells each task where srun was started.
+        """
+        return channel_server.listen(self._slurm.srun_ports), self._host if self._is_on_node else ""
+
+    def begin(self, on: On, number: int) -> dict[str, str]:
+        """Begin a start. Returns its variables: of a range of nodes, each may have another number of ranks."""
+        of_start = launch_env.of_start(self.env, on.nodes[0] if on.nodes else self._host, number)
+        return {**of_start, "WORLD_SIZE": str(on.of(self.size).world_size)}
+
+    def noted(self, on: On, nodes: Nodes) -> dict[str, Any]:
+        """Return what the job has, and how many nodes train: now, or since Slurm began."""
+        has = len(nodes.allocated) or self.size.nodes + self.options.spare_nodes
+        since, self._began_s = self._began_s, None
+        training, gpus = on.of(self.size).nodes, self.size.gpus_per_node
+        return {"requeue": self.requeues, "nodes": has, "training": training, "gpus": gpus, "since": since}
+
+    def start_step(self, on: On, reports: TaskReports) -> Supervisor:
+        """Start srun. See `Job`."""
+        supervisor = Supervisor(Notes(Path(os.devnull)), lambda end: None, held=HELD, takers=_srun_if_ready(reports))
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        options = self.options._replace(
+            doctor=self.options.doctor and not on.is_beside,
+            ignore_warnings=self._slurm.all_get_signals,
+            stays=self.options.restarts > 0,
+        )
+        env = srun_step.step_env(options, self.size, self.env, on)
+        supervisor.start(None, srun_step.srun(options, self.size, self.folder, on), env)
+        return supervisor
+
     def times_noted(self, path: Path) -> AbstractContextManager[None]:
         """Note its start and its end in a file, for rank 0. See `slurm_commands.times_noted`."""
         return slurm_commands.times_noted(self.job, self.env, path)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what started this process has ended, and so the job: only proctrack/cgroup ends this one with it."""
+        return os.getppid() != self._script
+
+    def over(self) -> str:
+        """Why this start of the job is over for Slurm, which is asked; empty if it is not, or Slurm does not answer."""
+        if self.is_over:
+            return requeue.SCRIPT_ENDED
+        found = slurm_commands.instead_of(self.env["SLURM_JOB_ID"], self.env)
+        return requeue.ANOTHER_START.format(found.words) if found.is_ok and found.words else ""
+
+    def command(self) -> list[str]:
+        """Return the command that starts the tasks."""
+        return srun_step.srun(self.options, self.size, self.folder)
 
     def _starts_again(self, ended: Outcome, starts: Starts, history: History) -> bool:
         """Have the job requeued, or its chain continued, if it may be. Returns whether that will be so.
@@ -115,3 +225,15 @@ def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, end)
+
+
+def _srun_if_ready(reports: TaskReports) -> Callable[[int, int], list[int]]:
+    """Return who takes a warning: srun, when it waits for signals, and its tasks have begun."""
+    at_the_latest = time.monotonic() + _FIRST_WORDS_S
+
+    def takers(srun: int, number: int) -> list[int]:
+        are_ready = reports.all_have_begun or time.monotonic() > at_the_latest
+        waits = processes.blocks(srun, number) or processes.catches(srun, number)
+        return [srun] if are_ready and waits else []
+
+    return takers

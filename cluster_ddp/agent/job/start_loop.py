@@ -1,53 +1,124 @@
-"""The starts of a job's ranks in its allocation: each begins, ends, is judged, and it is decided what follows."""
+"""The starts of a job's ranks: each begins, ends, is judged, and it is decided what follows. On Slurm and here."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import signal
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
-from cluster_ddp.agent import launch_env, option_types
-from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
-from cluster_ddp.agent.job.job_setup import JobSetup
-from cluster_ddp.agent.job.restart import job_nodes
+from cluster_ddp.agent.channel import Key
+from cluster_ddp.agent.job import job_log, srun_step
 from cluster_ddp.agent.job.restart.failures import History, Verdict
+from cluster_ddp.agent.job.restart.job_nodes import UNKNOWN, Nodes
 from cluster_ddp.agent.job.restart.recovery import Recovery
+from cluster_ddp.agent.job.srun_step import On
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
-from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.launch_env import Shape
+from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp.run import fence
-from cluster_ddp.run.names import Env, File, Then
+from cluster_ddp.run.names import Env, Then
 from cluster_ddp.run.outcome import Outcome
+
+
+class Job:
+    """What the loop asks of a job: where it runs decides. The answers here are those of a job without nodes."""
+
+    shares_nodes: ClassVar[bool] = False
+    """Whether others of our jobs are on its nodes: it has a part of a job of Slurm's."""
+    options: Options
+    size: Shape
+    label: str
+    """Its id, of an array's task with its number: 12, or 12_3."""
+    folder: Path | None
+    """The run directory; None if it has none."""
+    records: Path | None = None
+    """The run directory that is to be kept from the ranks of earlier starts, which may live on other nodes."""
+    env: dict[str, str]
+    """The environment of the ranks."""
+    requeues: int
+    """How often the job was started again after a stop in time, or by Slurm."""
+    early: Sequence[int] = ()
+    """Signals that came before the ranks were started."""
+    slurmd_port: int = 0
+    """Where Slurm's daemons listen."""
+    nodes: Nodes = UNKNOWN
+    """Its nodes, if restarts need to know them."""
+
+    def listen(self) -> tuple[socket.socket, str]:
+        """Return a socket that listens for the tasks, and its host as they name it."""
+        raise NotImplementedError
+
+    def begin(self, on: On, number: int) -> dict[str, str]:
+        """Begin a start, of this number. Returns its variables."""
+        raise NotImplementedError
+
+    def noted(self, on: On, nodes: Nodes) -> dict[str, Any]:
+        """Return what the journal notes of a start; `nodes` are those that the job has now."""
+        return {}
+
+    def start_step(self, on: On, reports: TaskReports) -> Supervisor:
+        """Start the agents of the tasks. Returns who keeps them."""
+        raise NotImplementedError
+
+    def look(self, step: str, send: Callable[[signal.Signals], object], end: Callable[[], object]) -> float:
+        """Look at the running step, and do what is due. Returns after how many seconds to look again.
+
+        Args:
+            step: its id; empty while its tasks have not begun.
+            send: sends a signal to all its tasks.
+            end: ends it by TERM.
+        """
+        return float("inf")
+
+    def judged(self, ended: Outcome) -> Outcome:
+        """Return how a start ended: if it was ended by `look`, that counts."""
+        return ended
+
+    def left(self, ended: Outcome) -> str:
+        """Return why the job has not ended for good, although this process ends; empty if it has."""
+        return ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended for whoever started it."""
+        return False
+
+    def over(self) -> str:
+        """Why this start of the job is over for Slurm, which is asked; empty if it is not, or Slurm does not answer."""
+        return ""
 
 
 class Starts:
     """The starts of a job's ranks, as often as they may be."""
 
-    def __init__(self, job: JobSetup, noted: Notes, history: History) -> None:
-        slurm, stays = slurm_commands.configuration(job.env), job.options.restarts > 0
-        least, _ = option_types.node_range(job.options.nodes) if job.options.nodes else (0, 0)
-        has_nodes = stays and not job.shares_nodes
-        nodes = job_nodes.of_job(job.env, job.options.spare_nodes, least) if has_nodes else job_nodes.UNKNOWN
-        self._job, self._slurm, self._history = job, slurm, history
-        is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK) and not job.shares_nodes
-        self._began_s = slurm_commands.began_s(job.env) if is_ours else None  # another script may have done more
+    def __init__(self, job: Job, history: History) -> None:
+        self._job, self._history = job, history
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
-        self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port, self._examine)
-        note_gone = self.recovery.note_gone
-        self._tasks = Tasks(noted, job.env, slurm.srun_ports, stays=stays, note_gone=note_gone, look=job.look)
-        self._on, self._is_in_step = srun_step.On(self.recovery.nodes.training), False  # where the next one begins
+        self.recovery = Recovery(job.options, job.env, history, job.nodes, job.slurmd_port, self._examine)
+        listener, host = job.listen()
+        key, stays, note_gone = Key.of_job(job.env), job.options.restarts > 0, self.recovery.note_gone
+        self._tasks = Tasks(listener, key, stays=stays, note_gone=note_gone, look=job.look)
+        job.env[Env.CHANNEL] = f"{host}:{self._tasks.port}"
+        self._on, self._is_in_step = On(self.recovery.nodes.training), False  # where the next one begins
         self._left_logs: list[Path] = []  # of tasks that nobody can end
+
+    @property
+    def has_killed(self) -> bool:
+        """Whether tasks had to be killed: what they have started may still run."""
+        return self._tasks.has_killed
 
     def run(self) -> Outcome:
         """Start the ranks, again as often as they may be. Returns how the last start ended."""
         with contextlib.closing(self._tasks):
-            # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
-            self._job.env[Env.CHANNEL] = f"{self._job.host if self._job.is_on_node else ''}:{self._tasks.port}"
             if spares := self.recovery.nodes.spares:
-                env = srun_step.step_env(self._job.options, self._job.size, self._job.env, srun_step.On(spares))
+                env = srun_step.step_env(self._job.options, self._job.size, self._job.env, On(spares))
                 self._tasks.watch(srun_step.spares(self._job.options, self._job.size, spares), env, spares)
             while True:
                 self._begin()
@@ -63,36 +134,16 @@ class Starts:
         job, on, launcher = self._job, self._on, self._job.options.launcher
         size = on.of(job.size)
         self._reports = TaskReports(launcher, size.world_size, job.folder, tasks=size.tasks(launcher))
-        job.env.update(self._of_start(on, self.number), **{Env.START_ID: self._note_start(size.nodes)})
+        job.env.update(job.begin(on, self.number))
+        job.env[Env.START_ID] = self._history.begin(self.number, **job.noted(on, self.recovery.nodes))
         if self._is_in_step:
             self._tasks.again(self._reports, job.env)
             return
         if job.records is not None:
             with contextlib.suppress(OSError):  # such as on a full disk
                 fence.take_over(job.records, job.label, self.number, logs=self._left_logs)
-        self._tasks.start(*self._step(on, job.env), self._reports, job.early)
-        job.early.clear()
-
-    def _note_start(self, training: int) -> str:
-        """Note what the job has, and how many nodes train: now, or since Slurm began. Returns its id."""
-        job = self._job
-        nodes = len(self.recovery.nodes.allocated) or job.size.nodes + job.options.spare_nodes
-        has = {"nodes": nodes, "training": training, "gpus": job.size.gpus_per_node, "since": self._began_s}
-        self._began_s = None
-        return self._history.begin(self.number, requeue=job.requeues, **has)
-
-    def _of_start(self, on: srun_step.On, number: int) -> dict[str, str]:
-        """Return the variables of a start: of a range of nodes, each may have another number of ranks."""
-        job, size = self._job, on.of(self._job.size)
-        of_start = launch_env.of_start(job.env, on.nodes[0] if on.nodes else job.host, number)
-        return {**of_start, "WORLD_SIZE": str(size.world_size)}
-
-    def _step(self, on: srun_step.On, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """Return srun's command, and its environment."""
-        job, doctor = self._job, self._job.options.doctor and not on.is_beside
-        ignored, stays = self._slurm.all_get_signals, self._tasks.stays
-        options = job.options._replace(doctor=doctor, ignore_warnings=ignored, stays=stays)
-        return srun_step.srun(options, job.size, job.folder, on), srun_step.step_env(options, job.size, env, on)
+        self._tasks.start(lambda: job.start_step(on, self._reports), self._reports, self.number, job.early)
+        job.early = ()
 
     def _examine(self, nodes: Sequence[str]) -> Mapping[str, str]:
         return self._tasks.examine(nodes)
@@ -126,5 +177,5 @@ class Starts:
         self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and training == self._on.nodes
         if not self._is_in_step:
             self._tasks.end()
-        self._on = srun_step.On(training, is_beside=not self._job.shares_nodes)
+        self._on = On(training, is_beside=not self._job.shares_nodes)
         return follows

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster_ddp import processes
-from cluster_ddp.agent import channel_server
 from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job.restart.job_nodes import Ending, Spares
 from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.orders import SPARE
 from cluster_ddp.agent.task.spawn import allow_many_files, spawn
@@ -22,14 +19,8 @@ from cluster_ddp.agent.task.supervisor import Supervisor, status_of, wake
 from cluster_ddp.run.names import Env
 from cluster_ddp.run.outcome import TERM
 
-HELD = signals.WARNINGS
-"""What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches
-srun, too, which asks what it means."""
-
 # How long to wait, after srun has ended, for the last words of tasks.
 _LAST_WORDS_S = 3.0
-# How long to wait for the first words of tasks before a warning is passed on: those that have not begun miss it.
-_FIRST_WORDS_S = 30.0
 # How long srun may take to end: after its tasks; and by TERM. Then others start beside it.
 _IN_PEACE_S, _END_S = 30.0, 0.3
 # How long after the tasks this process may get TERM, with which Slurm ends a job: it ends each step by itself.
@@ -44,32 +35,30 @@ class Tasks:
     """The tasks of a job.
 
     Args:
-        noted: an empty folder.
-        env: of the job.
-        ports: on which srun may listen; empty for any.
+        listener: a socket on which they are heard.
+        key: the job's key.
         stays: whether the tasks' agents stay when their commands have ended, for another start.
         note_gone: is called with the spares whose agents are gone, after each event.
-        look: is called with the step's id, what sends it a signal, and its srun; see `JobSetup.look`.
+        look: is called with the step's id, what sends it a signal, and what ends it; see `Job.look`.
     """
 
     def __init__(
         self,
-        noted: Notes,
-        env: Mapping[str, str],
-        ports: Sequence[int],
+        listener: socket.socket,
+        key: Key,
         *,
         stays: bool = False,
         note_gone: Callable[[Sequence[str]], None] = lambda spares: None,
-        look: Callable[[str, Callable[[signal.Signals], object], int], float] | None = None,
+        look: Callable[[str, Callable[[signal.Signals], object], Callable[[], object]], float] | None = None,
     ) -> None:
         self._look, self._suspensions = look, processes.Suspensions()
-        self._noted, self.stays, self._note_gone = noted, stays, note_gone
+        self.stays, self._note_gone = stays, note_gone
         self._spares = Spares()
         self._spares_srun: int | None = None
         self._endings: list[Ending] = []
         self._has_lost = False  # whether an agent had gone before it was told
         self._step = self._start = -1
-        self._server = Server(channel_server.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
+        self._server = Server(listener, key, self._hear, self._gone, notices=stays)
 
     @property
     def port(self) -> int:
@@ -85,16 +74,16 @@ class Tasks:
         for ending in [] if has_lost else self._endings:  # srun waits long for a node that is lost
             ending.wait()
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], reports: TaskReports, early: Sequence[int]) -> None:
-        """Start a step: srun's command and environment, with `Env.START`. Signals that came before are passed on."""
-        self._reports, self._step = reports, int(env[Env.START])
-        self._start = self._step
-        self._supervisor = Supervisor(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
-        signal.signal(signal.SIGINT, lambda number, frame: None)
-        self._srun = self._supervisor.start(None, command, env)
+    def start(
+        self, begin: Callable[[], Supervisor], reports: TaskReports, number: int, early: Sequence[int] = ()
+    ) -> None:
+        """Start a step, whose first start has this number. Signals that came before are passed on."""
+        self._reports = reports
+        self._step = self._start = number
+        self._supervisor = begin()
         allow_many_files()
-        for number in early:
-            self._supervisor.received(signal.Signals(number))
+        for one in early:
+            self._supervisor.received(signal.Signals(one))
 
     def again(self, reports: TaskReports, env: Mapping[str, str]) -> None:
         """Let the step's agents start their commands again. See `start`."""
@@ -118,6 +107,11 @@ class Tasks:
         return status_of(self._reports.statuses)
 
     @property
+    def has_killed(self) -> bool:
+        """Whether tasks had to be killed: what they have started may still run."""
+        return self._supervisor.has_killed
+
+    @property
     def can_start_again(self) -> bool:
         """Whether all agents of the step wait for another start, and Slurm lets them."""
         reports = self._reports
@@ -131,8 +125,7 @@ class Tasks:
         if not self._has_lost:
             self._wait(_IN_PEACE_S)
         if self._supervisor.is_running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._srun, signal.SIGTERM)
+            self._supervisor.end()
             self._wait(_END_S)
 
     def watch(self, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str]) -> None:
@@ -170,7 +163,7 @@ class Tasks:
         """Look after limits and spares. Returns the seconds until the next look."""
         look_s = float("inf")
         if self._look is not None:
-            look_s = self._look(self._reports.step_id, self._supervisor.received, self._srun)
+            look_s = self._look(self._reports.step_id, self._supervisor.received, self._supervisor.end)
         if not self.stays:
             return look_s
         self._note_gone(self._spares.lost)
@@ -184,14 +177,3 @@ class Tasks:
             lambda: deadline - time.monotonic(),
             until=lambda: time.monotonic() >= deadline or (idle and self._reports.are_idle),
         )
-
-    def _srun_if_ready(self) -> Callable[[int, int], list[int]]:
-        """Return who takes a warning: srun, when it waits for signals, and its tasks have begun."""
-        at_the_latest = time.monotonic() + _FIRST_WORDS_S
-
-        def takers(srun: int, number: int) -> list[int]:
-            are_ready = self._reports.all_have_begun or time.monotonic() > at_the_latest
-            waits = processes.blocks(srun, number) or processes.catches(srun, number)
-            return [srun] if are_ready and waits else []
-
-        return takers

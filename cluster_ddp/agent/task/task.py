@@ -68,7 +68,7 @@ class Task:
         self._client = Client.of_job(env)
         self._orders: Orders | None = None
         self._checks: dict[int, GroupCheck] = {}
-        self._may_be_left = True  # ranks of an earlier start, here
+        self._may_be_left = Env.LOCAL_JOB_ID not in env  # ranks of an earlier start, which Slurm could not end
         self._got_term = False  # Slurm ends the step here: KILL follows
         self._seed = Seed(options, gives_up=lambda: self._ends_by() != 0)
 
@@ -89,7 +89,7 @@ class Task:
             status = self._start()
             self._may_be_left = not processes.kill_all_below(but=[self._seed.pid])
             got_term = self._got_term or signal.SIGTERM in signal.sigpending()
-            self._client.say("idle", task=self._env["SLURM_PROCID"], status=status, got_term=got_term)
+            self._client.say("idle", task=launch_env.task(self._env), status=status, got_term=got_term)
             if not self._is_to_start_again():
                 self._seed.end()
                 return status
@@ -117,7 +117,7 @@ class Task:
 
     def _place(self) -> dict[str, object]:
         """What the job must know of this task."""
-        task, step_id = self._env.get("SLURM_PROCID"), self._env.get("SLURM_STEP_ID", "")
+        task, step_id = launch_env.task(self._env), self._env.get("SLURM_STEP_ID", "")
         place = {"ranks": self._ranks, "host": node_name(os.environ), "task": task, "step_id": step_id}
         return {**place, "stays": self._options.stays}
 

@@ -66,6 +66,10 @@ def caused(error: Exception, cause: BaseException) -> Exception:
     return error
 
 
+CIRCLE = caused(OwnDeviceError("x"), OwnDeviceError("y"))
+CIRCLE.__cause__ = caused(OwnDeviceError("z"), CIRCLE)
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -77,6 +81,7 @@ def caused(error: Exception, cause: BaseException) -> Exception:
         (caused(OwnDeviceError("x"), OwnFileError("x")), "system"),
         (caused(OwnFileError("x"), OwnDeviceError("x")), "system"),
         (caused(OwnDeviceError("x"), OwnDeviceError("x")), "program"),
+        (CIRCLE, "program"),
     ],
 )
 def test_the_kind_of_an_exception(error: BaseException, kind: str) -> None:

@@ -76,9 +76,9 @@ class PackedJob(SlurmJob):
         self._holder = holder
         self._limits = TaskLimits(self.options, self.env, self.folder)
 
-    def look(self, step: str, send: Callable[[signal.Signals], object], srun: int) -> float:
-        """Look after the task's limits. See `JobSetup`."""
-        return self._limits.look(step, send, srun)
+    def look(self, step: str, send: Callable[[signal.Signals], object], end: Callable[[], object]) -> float:
+        """Look after the task's limits. See `Job`."""
+        return self._limits.look(step, send, end)
 
     def judged(self, ended: Outcome) -> Outcome:
         """Return how a start ended: if it was ended at a limit, that counts."""

@@ -41,13 +41,13 @@ class TaskLimits:
         self._has_begun, self._suspensions = False, processes.Suspensions()
         self._state = ""
 
-    def look(self, step: str, send: Callable[[signal.Signals], object], srun: int) -> float:
+    def look(self, step: str, send: Callable[[signal.Signals], object], end: Callable[[], object]) -> float:
         """Do what is due. Returns after how many seconds to look again.
 
         Args:
             step: the id of the step that runs; empty while its tasks have not begun.
             send: sends a signal to all its tasks.
-            srun: the process that started it.
+            end: ends it by TERM: srun then kills the tasks.
         """
         now, missed_s = time.monotonic(), self._suspensions.missed_s(_LOOK_S)
         self._end_at, self._warn_at, self._kill_at = (
@@ -63,10 +63,10 @@ class TaskLimits:
         if not self._state:
             self._state = "CANCELLED" if self._is_cancelled() else "TIMEOUT" if now >= self._end_at else ""
             if self._state:
-                self._end(step, srun)
+                self._end(step, end)
         if now >= self._kill_at:
             self._kill_at = _NEVER
-            os.kill(srun, signal.SIGTERM)
+            end()
         return min(_LOOK_S, *(max(0.0, at - now) for at in (self._warn_at, self._end_at, self._kill_at) if at > now))
 
     def judged(self, ended: Outcome) -> Outcome:
@@ -81,15 +81,15 @@ class TaskLimits:
             time.sleep(_TERM_S)
         return ended
 
-    def _end(self, step: str, srun: int) -> None:
+    def _end(self, step: str, end: Callable[[], object]) -> None:
         job_log.say(
             "Cancelled." if self._state == "CANCELLED" else f"The task's time limit of {self._limit_s} s is over."
         )
-        self._warn_at, self._kill_at = _NEVER, time.monotonic() + PATIENCE_S  # then srun kills the tasks
+        self._warn_at, self._kill_at = _NEVER, time.monotonic() + PATIENCE_S
         argv = ["scancel", "--signal=TERM", f"{self._env['SLURM_JOB_ID']}.{step}"]
         instead = slurm_commands.instead_of(self._env["SLURM_JOB_ID"], self._env)
         if not step or instead.words or not slurm_commands.ask(argv, self._env).is_ok:
-            os.kill(srun, signal.SIGTERM)
+            end()
 
     def _is_cancelled(self) -> bool:
         if self._folder is not None:

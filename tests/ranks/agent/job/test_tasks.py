@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import threading
@@ -14,19 +15,25 @@ from types import SimpleNamespace
 import pytest
 from slowness import scaled, wait_until
 
-from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent import channel_server
+from cluster_ddp.agent.channel import Client, Key
 from cluster_ddp.agent.job.restart import job_nodes
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import spawn
+from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp.run.outcome import Outcome
 
 ENV = {"CLUSTER_DDP_START_ID": "7", "CLUSTER_DDP_SECRET": "5e" * 32, "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
 
 
-FIRST = {**ENV, "PATH": os.environ["PATH"], "CLUSTER_DDP_START": "0"}
+def step_of(srun: list[str]) -> Supervisor:
+    """A step that a command stands for."""
+    supervisor = Supervisor(Notes(Path("/dev/null")), lambda end: None)
+    supervisor.start(None, srun, {**ENV, "PATH": os.environ["PATH"]})
+    return supervisor
 
 
 def of_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -36,7 +43,7 @@ def of_start(env: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def running() -> Iterator[Tasks]:
-    with contextlib.closing(Tasks(Notes(Path("/dev/null")), ENV, (), stays=True)) as one:
+    with contextlib.closing(Tasks(channel_server.listen_here(), Key.of_job(ENV), stays=True)) as one:
         yield one
 
 
@@ -111,7 +118,9 @@ def test_spares_that_can_be_used_and_those_that_can_not(monkeypatch: pytest.Monk
 
 def test_spares_whose_agents_are_gone_are_noted_while_the_ranks_train() -> None:
     noted: list[object] = []
-    with contextlib.closing(Tasks(Notes(Path("/dev/null")), ENV, (), stays=True, note_gone=noted.append)) as one:
+    with contextlib.closing(
+        Tasks(channel_server.listen_here(), Key.of_job(ENV), stays=True, note_gone=noted.append)
+    ) as one:
         one.again(TaskReports("srun", 1, tasks=1), {**ENV, "CLUSTER_DDP_START": "0"})
         one._spares = job_nodes.Spares(("b",))
         one._spares.gone({"host": "b"})
@@ -127,7 +136,7 @@ def test_later_ranks_keep_the_limit_of_open_files(running: Tasks, tmp_path: Path
     try:
         for name in ("first", "again"):
             srun = ["sh", "-c", 'ulimit -Sn >"$0"; ulimit -Hn >>"$0"', str(tmp_path / f"it's {name}")]
-            running.start(srun, FIRST, TaskReports("srun", 1, tasks=1), ())
+            running.start(functools.partial(step_of, srun), TaskReports("srun", 1, tasks=1), 0)
             assert running.wait() == 0
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (first[1], first[1])
         assert (tmp_path / "it's again").read_text() == (tmp_path / "it's first").read_text()
