@@ -32,6 +32,7 @@ run()
 _RUN_ONCE = (  # in a job, or on a node, and are not compiled
     *("cluster_ddp/agent/job/", "cluster_ddp/agent/channel_server.py", "cluster_ddp/agent/task/node_ranks.py"),
     *("cluster_ddp/agent/first_failure.py", "cluster_ddp/agent/array_values.py", "cluster_ddp/run/job_file.py"),
+    *("cluster_ddp/run/failure_kind.py", "cluster_ddp/run/fence.py", "cluster_ddp/run/journal.py"),
 )
 _AT = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal content gives equal files
 

@@ -323,7 +323,7 @@ def test_a_stopped_rank(ends_of: EndsOf, function: Callable[[], None], rank: int
     ends, folder = ends_of(function)
     assert "If that lasts, this start ends in " in ends[1 - rank].output
     assert f"error: Waiting 1 s for rank {rank} on {HOST} to answer:" in ends[1 - rank].output
-    assert (ends[1 - rank].exit_code, Notes(folder).failure(1 - rank).kind) == (1, "saw peers")  # type: ignore[union-attr]
+    assert (ends[1 - rank].exit_code, Notes(folder).failure(1 - rank).kind) == (1, "hang")  # type: ignore[union-attr]
     waits = rf"rank {1 - rank} on {HOST} waits in all_reduce #\d+ \({FILE}:{line('the collective')}\)"
     assert re.match(rf"{waits}; rank {rank} on {HOST} is stopped", verdict), verdict
     assert stack_timer.HEAD not in (folder / f"stack-rank{1 - rank}.txt").read_text()
