@@ -25,7 +25,7 @@ from cluster_ddp.agent import launch_options, option_types
 from cluster_ddp.agent.__main__ import PROGRAM
 from cluster_ddp.agent.job import inherited_env, launch_job
 from cluster_ddp.agent.job.local_job import LocalJob
-from cluster_ddp.agent.job.slurm_job import SlurmJob
+from cluster_ddp.agent.job.start_loop import Job
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.argument_parser import ASKED, Parser, joined, value_of
 from cluster_ddp.errors import SpecError, counted, exit_on_error
@@ -140,7 +140,7 @@ def _check_range(asked: Options, env: Mapping[str, str]) -> None:
         raise SpecError(given, found, f"the range of the job: #SBATCH --nodes={asked.nodes}; or leave out --nodes")
 
 
-def _start_frozen(job: SlurmJob | LocalJob) -> None:
+def _start_frozen(job: Job) -> None:
     """If the agent is to run in a container, go on as the frozen one: the installed package is not in there."""
     asked = job.options
     image = asked.container_image
@@ -157,7 +157,7 @@ def _start_frozen(job: SlurmJob | LocalJob) -> None:
     os.execv(sys.executable, [sys.executable, "-I", "-S", str(agent), "job", *launch_options.words(asked)])
 
 
-def preview(job: SlurmJob | LocalJob) -> str:
+def preview(job: Job) -> str:
     """Return what would be started, and the variables of rank 0. The secret is made at each start, and never shown."""
     nodes, each = job.size.nodes, job.size.ranks_per_node
     where = "" if nodes == 1 else f" on {counted(nodes, 'node')}, {each} on each"

@@ -32,7 +32,8 @@ _ASSERT = "device-side assert"  # in a kernel: such as an index that is too larg
 def of_error(error: BaseException) -> str:
     """Return the kind of an exception; of one that another has caused, that one's, if it says more."""
     seen: list[BaseException] = []  # a cause may be an error's own consequence
-    found, one = str(Kind.PROGRAM), error
+    found: str = Kind.PROGRAM
+    one = error
     while found == Kind.PROGRAM and one not in seen:
         seen.append(one)
         found = _kind([_shown(kind) for kind in type(one).__mro__], str(one))

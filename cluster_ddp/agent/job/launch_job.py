@@ -16,6 +16,7 @@ from cluster_ddp.agent import command_program
 from cluster_ddp.agent.job import inherited_env, job_log
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import SlurmJob
+from cluster_ddp.agent.job.start_loop import Job
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError, counted
@@ -25,7 +26,7 @@ from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import File
 
 
-def job_of(asked: Options, env: Mapping[str, str]) -> SlurmJob | LocalJob:
+def job_of(asked: Options, env: Mapping[str, str]) -> Job:
     """Return the job whose ranks are to be started.
 
     Args:
@@ -44,7 +45,7 @@ def job_of(asked: Options, env: Mapping[str, str]) -> SlurmJob | LocalJob:
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 
 
-def run(job: SlurmJob | LocalJob) -> int:
+def run(job: Job) -> int:
     """Start a job's ranks, and wait for their end. Returns the exit status.
 
     Raises:

@@ -46,9 +46,9 @@ class LocalJob(Job):
         assert options.ranks is not None
         self.size, self.options = Shape(1, options.ranks, None, options.cpus_per_task), options
         self.label = self.job = str(os.getpid())
-        self.folder, self.requeues = launch_env.run_dir(options, self.label), 0
+        self.folder = launch_env.run_dir(options, self.label)
+        self.requeues = 0
         self.added = launch_env.common(options, self.folder) | self.begin(srun_step.ALL, 0)
-        """Variables that the ranks get beside those of this process."""
         self.env = {**env, **self.added}
         self._suspensions = processes.Suspensions()
 

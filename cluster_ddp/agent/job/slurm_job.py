@@ -62,13 +62,12 @@ class SlurmJob(Job):
         command = array_values.filled(options.command, options.grid, env)
         self.options = options._replace(command=tuple(command))
         self.job = env["SLURM_JOB_ID"] if options.chain else self.label
-        """The job's id, of a chain this job's."""
-        self._host, self._is_on_node = node_name(env), is_on_node
+        self._host = node_name(env)
+        self._is_on_node = is_on_node
         self.requeues = Variables(env).requeues()
         self.size = launch_env.shape(options, env)
         self.added = launch_env.on_slurm(options, self.size, self.label)
         self.added |= launch_env.of_start({**env, **self.added}, self._host, self.requeues)
-        """Variables that the tasks get beside those of the batch script."""
         self.env = {**env, **self.added}
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
         self.records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
@@ -128,10 +127,15 @@ class SlurmJob(Job):
 
     def noted(self, on: On, nodes: Nodes) -> dict[str, Any]:
         """Return what the job has, and how many nodes train: now, or since Slurm began."""
-        has = len(nodes.allocated) or self.size.nodes + self.options.spare_nodes
-        since, self._began_s = self._began_s, None
-        training, gpus = on.of(self.size).nodes, self.size.gpus_per_node
-        return {"requeue": self.requeues, "nodes": has, "training": training, "gpus": gpus, "since": since}
+        found = {
+            "requeue": self.requeues,
+            "nodes": len(nodes.allocated) or self.size.nodes + self.options.spare_nodes,
+            "training": on.of(self.size).nodes,
+            "gpus": self.size.gpus_per_node,
+            "since": self._began_s,
+        }
+        self._began_s = None
+        return found
 
     def start_step(self, on: On, reports: TaskReports) -> Supervisor:
         """Start srun. See `Job`."""

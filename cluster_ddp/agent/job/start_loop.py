@@ -35,12 +35,16 @@ class Job:
     size: Shape
     label: str
     """Its id, of an array's task with its number: 12, or 12_3."""
+    job: str
+    """The same; of a chain, the id of this job in it."""
     folder: Path | None
     """The run directory; None if it has none."""
     records: Path | None = None
     """The run directory that is to be kept from the ranks of earlier starts, which may live on other nodes."""
     env: dict[str, str]
     """The environment of the ranks."""
+    added: dict[str, str]
+    """What it has beside that of this process."""
     requeues: int
     """How often the job was started again after a stop in time, or by Slurm."""
     early: Sequence[int] = ()
@@ -49,6 +53,14 @@ class Job:
     """Where Slurm's daemons listen."""
     nodes: Nodes = UNKNOWN
     """Its nodes, if restarts need to know them."""
+
+    def run(self) -> int:
+        """Start the ranks, wait for their end, and do what follows from it. Returns the exit status."""
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        """Return the command that starts the tasks, or one of them."""
+        raise NotImplementedError
 
     def listen(self) -> tuple[socket.socket, str]:
         """Return a socket that listens for the tasks, and its host as they name it."""
@@ -98,15 +110,23 @@ class Starts:
     """The starts of a job's ranks, as often as they may be."""
 
     def __init__(self, job: Job, history: History) -> None:
-        self._job, self._history = job, history
+        self._job = job
+        self._history = history
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
         self.recovery = Recovery(job.options, job.env, history, job.nodes, job.slurmd_port, self._examine)
         listener, host = job.listen()
-        key, stays, note_gone = Key.of_job(job.env), job.options.restarts > 0, self.recovery.note_gone
-        self._tasks = Tasks(listener, key, stays=stays, note_gone=note_gone, look=job.look)
+        self._tasks = Tasks(
+            listener,
+            Key.of_job(job.env),
+            stays=job.options.restarts > 0,
+            note_gone=self.recovery.note_gone,
+            look=job.look,
+        )
         job.env[Env.CHANNEL] = f"{host}:{self._tasks.port}"
-        self._on, self._is_in_step = On(self.recovery.nodes.training), False  # where the next one begins
+        self._on = On(self.recovery.nodes.training)
+        """Where the next one begins."""
+        self._is_in_step = False  # whether it does so in the step that runs
         self._left_logs: list[Path] = []  # of tasks that nobody can end
 
     @property
