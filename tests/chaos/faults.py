@@ -201,7 +201,7 @@ def _named_rank(pid: int) -> str | None:
     """
     try:
         is_named = b"cluster_ddp.runtime.fork" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        return processes.name(pid).removeprefix("rank ") if is_named else None
+        return processes.name(pid).removeprefix("rank-") if is_named else None
     except OSError:
         return "gone"
 

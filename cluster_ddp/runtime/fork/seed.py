@@ -151,7 +151,8 @@ def _become(rank: Any, streams: Sequence[int]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    processes.rename(f"rank {os.environ['RANK']}")
+    # Without a blank: Slurm's proctrack/linuxproc finds no process whose name has one, so suspends and ends none.
+    processes.rename(f"rank-{os.environ['RANK']}")
     os.sched_setaffinity(0, rank["cpus"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in signals.WARNINGS:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, Place
 from paced_run import PACED, TRAINING
 from restarting import launch
+from slowness import wait_until
 from test_packs import start as start_packed
 
+from cluster_ddp import processes
+from cluster_ddp.run.names import Env
 from cluster_ddp.slurm import commands, job_status
 
 pytestmark = pytest.mark.full
@@ -25,9 +29,13 @@ while not os.path.exists("go"):
 """
 
 
-def suspend(place: Place, job: str, seconds: float = SUSPENDED_S) -> None:
+def suspend(place: Place, job: str, run_dirs: Iterable[Path], seconds: float = SUSPENDED_S) -> None:
+    """All processes that know a run directory of the job are stopped meanwhile: ranks, too, that were forked."""
+    below = [pid for run_dir in run_dirs for pid in processes.environments({Env.RUN_DIR: str(run_dir.resolve())})]
     commands.run(["scontrol", "suspend", job], env=place.slurm.env)
     assert job_status.job_statuses(job, env=place.slurm.env)[0].state == "SUSPENDED"
+    wait_until(lambda: all(map(processes.is_stopped, below)), said=lambda: f"{[*map(processes.stat, below)]}")
+    assert below
     time.sleep(seconds)
     commands.run(["scontrol", "resume", job], env=place.slurm.env)
 
@@ -38,7 +46,7 @@ def test_a_suspended_training_trains_on(place: Place, uninterrupted: list[dict])
     command = (*PACED, *TRAINING, "--hang-warning-s=15")
     run = launch(place, "--restarts", "3", "--hang-restart-s", "5", command=command, name="suspended")
     run.wait_for_step(6)
-    suspend(place, run.job, 30.0)
+    suspend(place, run.job, [run.path], 30.0)
     run.completed(restarts=0)
     assert run.failures() == []
     assert run.metrics() == uninterrupted
@@ -50,7 +58,7 @@ def test_suspended_tasks_of_a_pack_are_neither_late_nor_lost(slurm: Cluster, tmp
     logs = [packed.path(task) / "task-0.log" for task in range(2)]
     packed.wait_for(lambda: all(log.exists() and "waits" in log.read_text() for log in logs))
     for _ in range(2):  # together longer than the tasks' time limit
-        suspend(packed.place, packed.job)
+        suspend(packed.place, packed.job, map(packed.path, range(2)))
     (tmp_path / "go").touch()
     packed.wait_for_ends(0, 1)
     assert packed.states() == ["COMPLETED"] * 2
