@@ -27,7 +27,6 @@ _OUT_OF_MEMORY = re.compile(r"\d oom[_-]kill event|OOM Killed|Out Of Memory")
 SRUN = "srun"
 """In place of a host: srun itself has failed."""
 ENDED_EARLY = "ended with status 0 while other ranks still computed"
-_OF_OTHERS = re.compile(r"\[rank|torch\.distributed\.elastic\.")
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+([.,]\d+)*", re.IGNORECASE)
 _OF_OTHERS = re.compile(r"\[rank|torch\.distributed\.elastic\.")
 

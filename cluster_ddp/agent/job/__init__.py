@@ -5,7 +5,7 @@ slurm_job       a job of Slurm, from its start to what follows from its end
 start_loop      the starts of a job's ranks
 local_job       a job on this machine
 srun_step       srun's command
-tasks           the tasks of a job of Slurm: their steps and their channel
+tasks           the tasks of a job: their step and their channel
 task_reports    what the tasks have said
 pack            jobs that hold several tasks of an array
 restart         what follows a failure, or a stop in time

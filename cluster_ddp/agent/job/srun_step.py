@@ -53,8 +53,8 @@ ALL = On()
 def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> list[str]:
     """Return the command that starts the tasks of a job."""
     command = ["srun", *_tasks(on.of(size), options.launcher), *on.options(), "--kill-on-bad-exit=1"]
-    if (logs := logs_of_tasks(options, folder)) is not None:
-        log = str(logs).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
+    if folder is not None and options.launcher == "srun":  # with fork, each rank has a log of its own
+        log = str(folder).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
     command += options.srun_options
     words = task(options)
@@ -64,11 +64,6 @@ def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> li
         command += rank_command.pyxis_options(options.container_image, options.container_bind, folders=[*folders])
         words = rank_command.in_image(words)
     return [*command, *words]
-
-
-def logs_of_tasks(options: Options, folder: Path | None) -> Path | None:
-    """Return where the tasks have logs; None if they have none: with fork, each rank has its own."""
-    return None if options.launcher == "fork" else folder
 
 
 def task(options: Options) -> list[str]:

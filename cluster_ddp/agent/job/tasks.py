@@ -1,4 +1,4 @@
-"""The tasks of a job: steps of srun, the channel on which their agents speak, and their orders."""
+"""The tasks of a job: their step, the channel on which their agents speak, and their orders."""
 
 from __future__ import annotations
 

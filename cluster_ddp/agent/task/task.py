@@ -243,7 +243,8 @@ def kill_earlier_ranks(env: Mapping[str, str], *, but: int | None = None) -> Non
     Raises:
         JobError: one does not end.
     """
-    of_place = {name: env[name] for name in (Env.SECRET, "SLURMD_NODENAME", "SLURM_LOCALID")}
+    names = ("LOCAL_RANK",) if Env.LOCAL_JOB_ID in env else ("SLURMD_NODENAME", "SLURM_LOCALID")
+    of_place = {name: env[name] for name in (Env.SECRET, *names) if name in env}  # one task for all ranks has no rank
     deadline = time.monotonic() + PATIENCE_S
     while left := [
         pid

@@ -91,7 +91,7 @@ class FailureReporter:
         """
         self._reported = error
         own, is_lost = self._name(), _is_lost(error)
-        own = f"{_LOST}{own}" if is_lost or isinstance(error, PeerFailedError) else own
+        own = f"{_LOST}{own}" if _kind(error) == Kind.PEER else own
         first = own if self.store is None else self._first_failure(own)  # None: the store is gone
         # One rank looks which other one a signal has ended: the first that lost it. Of rank 0, with its store, rank 1.
         is_to_look = is_lost and (first == own or self._rank() == "1")
@@ -271,7 +271,7 @@ def _is_timeout(error: BaseException) -> bool:
 
 def _is_lost(error: BaseException) -> bool:
     """Whether the connection to another rank broke: that rank is gone, and may have said why."""
-    return isinstance(error, CommunicatorError) or failure_kind.of_error(error) == Kind.PEER
+    return _kind(error) == Kind.PEER and not isinstance(error, PeerFailedError)
 
 
 def _kind(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.run.start import NO_CHECKPOINT, Failed
 
 _LARGEST_FILE = 1 << 20
-_OF_PROGRAM = (Kind.PROGRAM, Kind.GPU_MEMORY)
+_ON_ANY_NODE = (Kind.PROGRAM, Kind.GPU_MEMORY)
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
 
 
@@ -188,7 +188,7 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
 def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
     """The node where a start failed first a second time, unless the program itself failed: that does so on any node."""
     there = [one for one in (*before, now) if one.node == now.node and now.node not in one.without]
-    blamed = [one for one in there if not one.suspended and one.kind not in _OF_PROGRAM]
+    blamed = [one for one in there if not one.suspended and one.kind not in _ON_ANY_NODE]
     is_second = bool(now.node) and len(blamed) > 1 and blamed[-1] is now
     why = Reason(f"A start failed first there twice; now: {now.words or 'without a word'}")
     return {now.node: why} if is_second else {}

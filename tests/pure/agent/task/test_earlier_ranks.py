@@ -22,6 +22,23 @@ RANK = {**TASK, "CLUSTER_DDP_NOTES": "/notes"}
 EARLIER = {**RANK, "CLUSTER_DDP_START": "1"}
 
 
+def test_on_this_machine_a_place_is_a_local_rank() -> None:
+    """Also where that machine is in a step of Slurm, which all tasks have in common."""
+    here = {**TASK, "CLUSTER_DDP_LOCAL_JOB_ID": "7", "LOCAL_RANK": "1"}
+    earlier = {**EARLIER, "CLUSTER_DDP_LOCAL_JOB_ID": "7", "LOCAL_RANK": "1"}
+    other = subprocess.Popen(["sleep", "600"], env={**earlier, "LOCAL_RANK": "0"})
+    victims = [subprocess.Popen(["sleep", "600"], env=earlier) for _ in range(2)]
+    try:
+        for names in ((), ("SLURM_LOCALID", "SLURMD_NODENAME")):
+            task.kill_earlier_ranks({name: value for name, value in here.items() if name not in names})
+        assert [one.wait(timeout=scaled(LIMIT_S)) for one in victims] == [-signal.SIGKILL] * 2
+        assert other.poll() is None
+    finally:
+        for one in (other, *victims):
+            one.kill()
+            one.wait()
+
+
 def test_ranks_of_earlier_starts_are_killed_and_nobody_else() -> None:
     others = {
         "of this start": RANK,
