@@ -14,6 +14,7 @@ import pytest
 from slowness import LIMIT_S, scaled, wait_until
 from stand_ins import HOSTILE
 
+from cluster_ddp import processes
 from cluster_ddp.cli import status
 from cluster_ddp.cli import submit as door
 from cluster_ddp.cli.submit import main
@@ -105,6 +106,11 @@ def submit(*command: str, function=None, **fields) -> Job:
     return submitted
 
 
+def wait_for_the_process(job: Job) -> None:
+    """Until it is gone: it notes its end, and ends a little later."""
+    wait_until(lambda: not processes.started(int(job.id)))
+
+
 @pytest.mark.quick
 def test_a_command_runs_once_per_gpu() -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
@@ -112,6 +118,7 @@ def test_a_command_runs_once_per_gpu() -> None:
     job = submit("bash", "-c", "echo " + " ".join(f"${name}" for name in names))
     assert job.result(timeout_s=scaled(LIMIT_S)) == 0
     assert job.state() == "COMPLETED"
+    wait_for_the_process(job)
     lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
     assert lines == [f"{rank} {rank} 2 2 0 127.0.0.1 {job.run_dir} 0,1\n" for rank in (0, 1)]
     assert (job.run_dir / "job.log").read_text() == ""
@@ -161,7 +168,7 @@ def test_the_reference_job_from_the_command_line(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("text", ["{", '{"event": "end", "state": "COMPLETED"}', "[]"])
 def test_a_job_whose_end_is_damaged_has_failed_and_can_be_resumed(text: str) -> None:
     job = submit("true")
-    job.wait(timeout_s=scaled(LIMIT_S))
+    wait_for_the_process(job)
     (job.run_dir / "job.jsonl").write_text(text)
     assert job.state() == "FAILED"
     resume.find(job.run_dir, job.run_dir.parent).refuse_unended()
@@ -199,7 +206,7 @@ def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkey
 def ended_without_a_word() -> Job:
     """A job whose end nobody has noted."""
     job = submit("false")
-    job.wait(timeout_s=scaled(LIMIT_S))
+    wait_for_the_process(job)
     (job.run_dir / "job.jsonl").unlink()
     return job
 
