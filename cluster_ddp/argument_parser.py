@@ -8,12 +8,13 @@ import re
 import shlex
 import sys
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from cluster_ddp.errors import SpecError, nearest, nearest_name
+from cluster_ddp.option_form import flag, form_of
 
 ASKED = "Reading the command line:"
 HELP_ALL = "--help-all"
@@ -158,10 +159,8 @@ def add_fields(
     of: type,
     *,
     with_texts: bool,
-    left_out: Sequence[str] = (),
-    forms: Mapping[str, Mapping[str, Any]] | None = None,
-    defaults: Mapping[str, str] | None = None,
-    names: Mapping[str, Sequence[str]] | None = None,
+    left_out: Collection[str] = (),
+    forms: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Add an option for each field of a dataclass. One that is not given is None.
 
@@ -170,22 +169,22 @@ def add_fields(
         of: the dataclass.
         with_texts: read the fields' docstrings for --help, which takes some milliseconds.
         left_out: fields without an option.
-        forms: what `add_argument` gets for a field, where its type does not tell.
-        defaults: what the help calls the default of a field that is None.
-        names: other names of a field's option.
+        forms: what `add_argument` gets for a field, beside what its type and its `Form` tell.
     """
     texts, kinds = field_texts(of) if with_texts else {}, typing.get_type_hints(of)
-    for field in (field for field in dataclasses.fields(of) if field.name not in left_out):
-        kind = kinds[field.name]
+    for one in (one for one in dataclasses.fields(of) if one.name not in left_out):
+        form, kind = form_of(one), kinds[one.name]
         kind = get_args(kind)[0] if NoneType in get_args(kind) else kind
-        form = {"choices": get_args(kind)} if get_origin(kind) is Literal else _FORMS[get_origin(kind) or kind]
-        form = (forms or {}).get(field.name, form)
-        shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+        is_choice = get_origin(kind) is Literal
+        given: dict[str, Any] = {"choices": get_args(kind)} if is_choice else {**_FORMS[get_origin(kind) or kind]}
+        if metavar := form.metavar or (f"{{{','.join(form.one_of)}}}" if form.one_of else ""):
+            given["metavar"] = metavar
+        given |= forms.get(one.name, {})
+        shown = " ".join(one.default) if isinstance(one.default, tuple) else one.default
         is_shown = shown not in (None, False, "", dataclasses.MISSING)
-        default = (defaults or {}).get(field.name, str(shown) if is_shown else "")
-        text = texts.get(field.name, "") + (f" (default: {default})" if default else "")
-        options = ["--" + field.name.replace("_", "-"), *(names or {}).get(field.name, ())]
-        group.add_argument(*options, help=text.replace("%", "%%"), **form)
+        default = form.by_default or (str(shown) if is_shown else "")
+        text = texts.get(one.name, "") + (f" (default: {default})" if default else "")
+        group.add_argument(flag(one.name), *form.names, help=text.replace("%", "%%"), **given)
 
 
 def add_on(group: Any) -> None:
@@ -203,18 +202,23 @@ def jobs_parser(program: str, description: str | None) -> Parser:
     return made
 
 
-def field_texts(fields: type) -> dict[str, str]:
-    """Return the docstrings under a dataclass's fields."""
+def field_texts(of: type) -> dict[str, str]:
+    """Return the docstrings under a dataclass's fields, and under those that it inherits."""
     import ast
     import inspect
 
-    (definition,) = ast.parse(inspect.getsource(fields)).body
-    assert isinstance(definition, ast.ClassDef)
     texts = {}
-    for before, after in zip(definition.body, definition.body[1:]):
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
-            assert isinstance(after.value, ast.Constant)
-            texts[before.target.id] = " ".join(str(after.value.value).split())
+    for kind in (kind for kind in reversed(of.__mro__) if dataclasses.is_dataclass(kind)):
+        (definition,) = ast.parse(inspect.getsource(kind)).body
+        assert isinstance(definition, ast.ClassDef)
+        for before, after in zip(definition.body, definition.body[1:]):
+            if (
+                isinstance(before, ast.AnnAssign)
+                and isinstance(before.target, ast.Name)
+                and isinstance(after, ast.Expr)
+            ):
+                assert isinstance(after.value, ast.Constant)
+                texts[before.target.id] = " ".join(str(after.value.value).split())
     return texts
 
 

@@ -7,8 +7,7 @@ more than `submission.frozen.frozen_agent` lists.
 job              on the batch host: the start of the ranks, their end, what follows
 task             around each rank
 __main__         `job`, `chain`, `task`, `rank`, `spare` and `unpack`
-launch_options   the options of `cluster-ddp launch`, which are the job's
-option_types     what the values of options are
+launch_options   the options of the ranks, of `cluster-ddp launch` and of the agent
 launch_env       the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
 array_values     the values of an array's tasks, and a command with them
 command_program  what the Python interpreter or the shell of a command runs

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signals.hold()  # one that comes now waits for the supervisor
         from cluster_ddp.agent import launch_options
 
-        asked = launch_options.parse(PROGRAM if verb == "job" else f"{PROGRAM} ({verb})", words)
+        asked = launch_options.parse(words)
         if verb == "job":
             from cluster_ddp.agent.job import inherited_env, launch_job
 

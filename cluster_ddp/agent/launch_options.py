@@ -1,100 +1,133 @@
-"""The options of `launch`, which are those of a job's agent; and how they reach the agents of its tasks."""
+"""The options of a job's ranks, defined once: `submit`, cluster.toml, `launch` and the agents have them from here.
+
+`words` and `parse` carry them in a batch script, and to the agents of the tasks.
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from cluster_ddp.agent.option_types import count, number, one_range
+from cluster_ddp.errors import SpecError
+from cluster_ddp.option_form import Form, default_of, flag, option
+from cluster_ddp.run.names import TRACKERS
 
-LAUNCHERS = ("srun", "fork")
+PATH = {"pattern": r"[^\x00-\x1f\x7f]+", "legal": "a path without line breaks", "metavar": "PATH"}
+"""The form of a path."""
+_AN_IMAGE = {"container": "image.sif"}
 
-_SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+
+def passed_on(program: str, example: str) -> dict[str, Any]:
+    """Return the form of options that are passed on to a program."""
+    legal = f"options such as {example}"
+    pattern = r"--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'`$\\#]+)?"
+    return {"pattern": pattern, "legal": legal, "metavar": "OPTION", "hint": f"for example {program}={example}"}
 
 
-class Options(NamedTuple):
-    """What to start, and what to do when it ends."""
+@dataclass(frozen=True)
+class RankOptions:
+    """How the ranks are started, and what follows their end: options of a submission and of `launch`."""
 
     command: tuple[str, ...] = ()
-    """What each rank runs."""
-    launcher: str = "srun"
-    """What starts the ranks of a node: srun, or a process that forks them."""
-    ranks: int | None = None
-    """Number of ranks on this machine, without Slurm; None in a job of Slurm."""
-    ranks_per_node: int | None = None
-    """Number of ranks on each node; None for what Slurm gave."""
-    gpus_per_task: int = 1
-    """Number of GPUs that each rank drives."""
-    cpus_per_task: int | None = None
-    """On this machine: number of CPUs of each rank."""
-    run_dir: str | None = None
-    """The run directory; %j in it stands for the job, 12 or 12_3, and %a for the array's task, 3."""
-    code: str | None = None
-    """Where the ranks run; None for here."""
-    share: bool = False
-    """Whether the group may read the run directory."""
+    """Command of every task, one item per word; each is quoted for the shell. In an array, "{array_task_id}" becomes
+    the task's number, and "{key}" the task's value of this key of the grid."""
+    gpus_per_task: int = option(1, least=1, hint="for one GPU a rank: --gpus-per-task 1")
+    """Number of GPUs that each rank drives, for a model over several: `distributed(gpus_per_task=…)`."""
+    launcher: str = option("srun", one_of=("srun", "fork"), hint="leave it out, or --launcher srun")
+    """srun: one task per rank. fork: one task per node; it imports torch once and forks the ranks; for Python scripts
+    and modules."""
+    chain: bool = option(False, is_for_agent=True)
+    """Where requeues are forbidden: continue in a next job, with the same run directory. It counts as a requeue. The
+    jobs are an array of `max_requeues` + 1 tasks, which Slurm runs one after the other."""
     max_requeues: int = 20
-    """How often the job is started again after it was stopped in time."""
-    chain: bool = False
-    """Whether the job is one of a chain."""
-    restarts: int = 0
-    """How often the ranks are started again after a failure: in the allocation, or after a requeue."""
-    nodes: str | None = None
-    """The range of nodes that the job asked for, such as 2-8: it may restart with fewer than it has. None for none."""
-    spare_nodes: int = 0
-    """How many nodes of the job take no ranks, until they replace one that is lost or at fault."""
-    hang_restart_s: int = 0
-    """How many seconds after a hang's warning ranks that do not answer end a start; 0 for never."""
-    restart_args: str = ""
-    """Words that are added to the command from the second start on, as a shell would split them."""
+    """Requeue a job that was stopped in time (exit status 75), unless it has restarted this often already."""
+    restarts: int = option(0, hint="for three: --restarts 3")
+    """How often to start the ranks again after a failure, from the newest checkpoint: in the job's allocation, without
+    a node that is lost or at fault, else by a requeue. Four failures without a new checkpoint end the job."""
+    spare_nodes: int = option(0, needs={"restarts": 3})
+    """On Slurm: number of nodes beside those that train. They wait idle, until another node is lost or at fault. It
+    needs `restarts`."""
+    hang_restart_s: int = option(0, needs={"restarts": 3}, hint="for a minute: --hang-restart-s 60")
+    """Seconds after the warning of a hang (--hang-warning-s) until all ranks start again without a node that does not
+    answer. It needs `restarts`. 0: not before the collective timeout."""
+    restart_args: str = option(
+        "",
+        pattern=r"[^\x00-\x1f\x7f]*",
+        legal="words in one line",
+        hint="for example --restart-args '--resume last.pth'",
+    )
+    """Words to add to the command from its second start on, quoted as for a shell, such as "--resume last.pth"."""
     doctor: bool = False
-    """Whether the nodes are examined first."""
-    track: tuple[str, ...] = ()
-    """Names of trackers."""
+    """Examine the nodes before the ranks start (cluster-ddp doctor --quick); a problem ends the job with a verdict."""
+    track: tuple[str, ...] = option((), one_of=TRACKERS)
+    """Trackers that get the run's metrics: tensorboard, wandb, mlflow. They write files in the run directory."""
+    share: bool = False
+    """Let your group read the run directory. By default, only you can."""
+    container: str | None = option(None, **{**PATH, "metavar": "IMAGE"})
+    """Container image for Apptainer or Singularity: a .sif file or a URI such as docker://…"""
+    container_image: str | None = option(
+        None,
+        metavar="IMAGE",
+        pattern=r"[^\x00-\x20\x7f]+",
+        legal="an image as Enroot names it, such as nvcr.io#nvidia/pytorch:25.10-py3",
+    )
+    """Container image for Pyxis and Enroot."""
+    container_binds: tuple[str, ...] = option(
+        (),
+        metavar="PATH",
+        pattern=r"[^\x00-\x1f\x7f,]+",
+        legal="paths such as /data or /scratch/me:/data, without commas",
+        needs={**_AN_IMAGE, "container_image": "image"},
+    )
+    """More folders for the container, as PATH or SOURCE:DESTINATION. It always has the working and run directories."""
+    container_overlays: tuple[str, ...] = option((), **PATH, needs=_AN_IMAGE)
+    """Overlays of an Apptainer container, mounted read-only."""
+    srun_options: tuple[str, ...] = option((), **passed_on("--srun-options", "--cpu-bind=verbose"))
+    """More options for srun, which starts the ranks, such as --cpu-bind=verbose."""
+
+
+@dataclass(frozen=True)
+class Options(RankOptions):
+    """What to start, and what to do when it ends."""
+
+    ranks: int | None = None
+    """Start so many ranks on this machine, without Slurm."""
+    ranks_per_node: int | None = None
+    """Number of ranks on each node (default: the job's tasks, or one for each GPU)."""
+    cpus_per_task: int | None = None
+    """With --ranks: number of CPUs of each rank."""
     time_limit_s: int | None = None
-    """On this machine: time limit of each start, in seconds. Of a packed task: of all in one job."""
-    venv: str | None = None
+    """With --ranks: time limit of each start, in seconds. Of a packed task: of all in one job."""
+    nodes: str | None = option(None, metavar="MIN-MAX")
+    """The job's range of nodes (#SBATCH --nodes=2-8): a restart continues with those that are left."""
+    run_dir: str | None = option(None, **PATH)
+    """Run directory, for logs, metrics and checkpoints. %j in it stands for the job's id, 12 or 12_3; %a for the
+    number of the array's task, 3."""
+    cleanup: str | None = option(None, metavar="LINES")
+    """Lines for bash, once the ranks have ended and before a requeue; $status is theirs: 'rm -rf "$SCRATCH"'."""
+    code: str | None = option(None, is_for_agent=True)
+    """Where the ranks run; None for here."""
+    venv: str | None = option(None, is_for_agent=True)
     """The virtual environment that `stage_env` holds."""
-    stage_env: str | None = None
+    stage_env: str | None = option(None, is_for_agent=True)
     """An archive of it, which each node unpacks."""
-    container: str | None = None
-    """Image for Apptainer or Singularity."""
-    container_image: str | None = None
-    """Image for Pyxis."""
-    container_bind: tuple[str, ...] = ()
-    """More folders for the container."""
-    container_overlay: tuple[str, ...] = ()
-    """Overlays of an Apptainer container."""
-    srun_options: tuple[str, ...] = ()
-    """More options for srun."""
-    cleanup: str | None = None
-    """Lines for bash, once the ranks have ended and before a requeue; their status is in $status."""
-    grid: Mapping[str, Sequence[str]] = MappingProxyType({})
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict, metadata={"form": Form(is_for_agent=True)})
     """Values of each placeholder of the command in an array; the last one varies fastest."""
-    function: bool = False
+    function: bool = option(False, is_for_agent=True)
     """Whether the command is submitit's runner, which calls a pickled function."""
-    ignore_warnings: bool = False
+    ignore_warnings: bool = option(False, is_for_agent=True)
     """Of a task: whether its command may be sent a warning (USR1, USR2) before it has a handler."""
-    stays: bool = False
-    """Of a task: whether the job may have its command started again."""
-    pack: int | None = None
+    pack: int | None = option(None, is_for_agent=True)
     """Of a job that holds tasks of an array: how many run at a time. None: the job is one task."""
-    jobs: int = 1
+    jobs: int = option(1, is_for_agent=True)
     """How many such jobs the array has."""
-    array: str = ""
+    array: str = option("", is_for_agent=True)
     """The numbers of all tasks, as sbatch takes them."""
-    signal: str = ""
+    signal: str = option("", is_for_agent=True)
     """Of such a task: the signal before its time limit, such as USR1@120."""
-
-
-def add_to(top: argparse.ArgumentParser) -> None:
-    """Add the options before the two dashes to a parser, in groups."""
-    _starting(top.add_argument_group("the ranks"))
-    _ending(top.add_argument_group("their end"))
-    _surroundings(top.add_argument_group("where they run"))
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -104,96 +137,67 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def made(found: argparse.Namespace, command: Sequence[str]) -> Options:
-    """Return the options that a parser has found, with the command."""
-    values = {name: value for name, value in vars(found).items() if name in Options._fields}
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Options(**{**values, **lists, "command": tuple(command)})
-
-
-def parse(program: str, words: Sequence[str]) -> Options:
-    """Return the options of a command line of the agent, which a script or another agent has written.
-
-    Raises:
-        SystemExit: they are wrong (status 2).
-    """
-    top = argparse.ArgumentParser(prog=program, usage="%(prog)s [OPTIONS] -- COMMAND …", allow_abbrev=False)
-    add_to(top)
-    for flag in ("--ignore-warnings", "--stays"):
-        top.add_argument(flag, action="store_true")
-    for option in ("--array", "--signal"):
-        top.add_argument(option, default="")
-    for option in ("--pack", "--jobs"):
-        top.add_argument(option, type=count, default=Options._field_defaults[option[2:]])
-    own, command = split(words)
-    found = top.parse_args(own)
-    if not command:
-        top.error("there is no command")
-    return made(found, command)
-
-
 def words(options: Options) -> list[str]:
     """Return options as words of a command line, without those that have their default; the inverse of `parse`.
 
     Each option is one word, with its value if it has one: so the value may begin with a dash.
     """
     found: list[str] = []
-    for name, value in options._asdict().items():
-        if name == "command" or value == Options._field_defaults[name]:
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if one.name == "command" or value == default_of(one):
             continue
-        option = f"--{name.replace('_', '-')}"
         if value is True:
-            found.append(option)
+            found.append(flag(one.name))
         elif isinstance(value, Mapping):
-            found.append(f"{option}={json.dumps(dict(value))}")
+            found.append(f"{flag(one.name)}={json.dumps(dict(value))}")
         else:
-            found += [f"{option}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+            found += [f"{flag(one.name)}={part}" for part in (value if isinstance(value, tuple) else (value,))]
     return [*found, "--", *options.command]
 
 
-def _starting(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--launcher", choices=LAUNCHERS, default="srun", help="what starts the ranks of a node (srun)")
-    add("--ranks", type=count, metavar="N", help="start so many ranks on this machine, without Slurm")
-    add("--ranks-per-node", type=count, metavar="N", help="ranks on each node (the job's tasks, or one for each GPU)")
-    add("--gpus-per-task", type=count, default=1, metavar="N", help="GPUs that each rank drives (1)")
-    add("--cpus-per-task", type=count, metavar="N", help="with --ranks: CPUs of each rank")
-    add("--srun-options", action="append", default=[], metavar="OPTION", help="one more option for srun")
-    add("--doctor", action="store_true", help="examine the nodes first; a problem ends the job with a verdict")
-    add("--track", **_SEVERAL, metavar="TRACKER", help="tensorboard, wandb, mlflow")
-    add("--grid", type=json.loads, default={}, help=argparse.SUPPRESS)
-    add("--function", action="store_true", help=argparse.SUPPRESS)
+def parse(line: Sequence[str]) -> Options:
+    """Return the options of a command line of the agent, which a script or another agent has written with `words`.
+
+    Raises:
+        SpecError: it has another form.
+    """
+    own, command = split(line)
+    known = {flag(one.name): one for one in fields(Options) if one.name != "command"}
+    values: dict[str, Any] = {}
+    for word in own:
+        name, _, text = word.partition("=")
+        try:
+            one = known[name]
+            value = _value(str(one.type), text)
+        except (KeyError, ValueError) as error:
+            found = f"{word!r} is no option with its value in one word."
+            raise SpecError("Reading the options of a job's agent:", found, "such as --restarts=3") from error
+        values[one.name] = (*values.get(one.name, ()), *value) if isinstance(value, tuple) else value
+    if not command:
+        raise SpecError("Reading the options of a job's agent:", "there is no command.", "give it behind two dashes")
+    return Options(**values, command=tuple(command))
 
 
-def _ending(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    text = "start it again at most so often after it was stopped in time, status 75 (20)"
-    add("--max-requeues", type=number, default=20, metavar="N", help=text)
-    add("--chain", action="store_true", help=argparse.SUPPRESS)
-    text = "start it again at most so often after a failure: in its allocation, else by a requeue (0)"
-    add("--restarts", type=number, default=0, metavar="N", help=text)
-    text = "the job's range of nodes (#SBATCH --nodes=2-8): a restart continues with those that are left"
-    add("--nodes", type=one_range, metavar="MIN-MAX", help=text)
-    text = "keep so many nodes of the job as spares, which replace nodes that are lost or at fault (0)"
-    add("--spare-nodes", type=number, default=0, metavar="K", help=text)
-    text = "restart if ranks do not answer for so many seconds after a hang's warning (never)"
-    add("--hang-restart-s", type=number, default=0, metavar="S", help=text)
-    text = "words that are added to the command from the second start on: '--resume last.pth'"
-    add("--restart-args", default="", metavar="WORDS", help=text)
-    text = "for bash, once the ranks have ended, before a requeue; $status is theirs: 'rm -rf \"$SCRATCH\"'"
-    add("--cleanup", metavar="LINES", help=text)
-    add("--time-limit-s", type=count, metavar="S", help="with --ranks: time limit of each start, in seconds")
+def _value(kind: str, text: str) -> Any:
+    """Return what a text means for a field with this annotation. Raises ValueError if it means nothing."""
+    if kind.startswith("tuple"):
+        return (text,)
+    if kind == "bool":
+        return True
+    if kind.startswith("int"):
+        return int(text)
+    return json.loads(text) if kind.startswith("Mapping") else text
 
 
-def _surroundings(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    text = "run directory, for logs, metrics and checkpoints; %%j in it stands for the job's id"
-    add("--run-dir", metavar="PATH", help=text)
-    add("--share", action="store_true", help="let your group read the run directory")
-    add("--code", metavar="PATH", help=argparse.SUPPRESS)
-    add("--venv", metavar="PATH", help=argparse.SUPPRESS)
-    add("--stage-env", metavar="ARCHIVE", help=argparse.SUPPRESS)
-    add("--container", metavar="IMAGE", help="run the ranks in an Apptainer or Singularity container")
-    add("--container-image", metavar="IMAGE", help="run the ranks in a Pyxis container")
-    add("--container-bind", **_SEVERAL, metavar="PATH", help="more folders for the container")
-    add("--container-overlay", **_SEVERAL, metavar="FILE", help="overlays of an Apptainer container")
+def node_range(text: str) -> tuple[int, int]:
+    """Return both ends of a number of nodes, or of a range: 2-8.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError(f"is a number of nodes, or a range such as 2-8, not {text!r}")
+    return least, most

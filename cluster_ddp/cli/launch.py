@@ -19,22 +19,25 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 
-from cluster_ddp.agent import launch_options, option_types
+from cluster_ddp.agent import launch_options
 from cluster_ddp.agent.__main__ import PROGRAM
 from cluster_ddp.agent.job import inherited_env, launch_job
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.start_loop import Job
-from cluster_ddp.agent.launch_options import Options
-from cluster_ddp.argument_parser import ASKED, Parser, joined, value_of
+from cluster_ddp.agent.launch_options import Options, RankOptions
+from cluster_ddp.argument_parser import ASKED, HELP_ALL, Parser, add_fields, joined, value_of
 from cluster_ddp.errors import SpecError, counted, exit_on_error
+from cluster_ddp.option_form import flag, form_of
 from cluster_ddp.run.names import Env
 from cluster_ddp.slurm.variables import JOB_NODES, Variables
 from cluster_ddp.submission.checks import command_mistakes, script_mistakes
-from cluster_ddp.submission.cli.options import is_sbatchs
+from cluster_ddp.submission.cli.options import OF_RANKS, is_sbatchs
 from cluster_ddp.submission.frozen import frozen_agent
-from cluster_ddp.submission.spec_rules import check_restarts
+from cluster_ddp.submission.spec_rules import check_ranks
+from cluster_ddp.submission.validation import check_fields
 
 _WITH_RANKS = {"cpus_per_task": "--cpus-per-task", "time_limit_s": "--time"}
 """Options for ranks on this machine, and those of a batch script that a job has in their place."""
@@ -45,11 +48,18 @@ _DAILY = (
 _SHOWN_FIRST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def parser() -> Parser:
-    """The options before the two dashes."""
+def parser(*, with_texts: bool = True) -> Parser:
+    """The options before the two dashes.
+
+    Args:
+        with_texts: read the fields' docstrings for --help, which takes some milliseconds.
+    """
     top = Parser(PROGRAM, usage="%(prog)s [OPTIONS] -- COMMAND …", description=__doc__, daily=_DAILY)
     top.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
-    launch_options.add_to(top)
+    left_out = {"command", *(one.name for one in fields(Options) if form_of(one).is_for_agent)}
+    own, ranks = top.add_argument_group("where the ranks run"), top.add_argument_group("the ranks")
+    add_fields(own, Options, with_texts=with_texts, left_out=left_out | OF_RANKS)
+    add_fields(ranks, RankOptions, with_texts=with_texts, left_out=left_out)
     return top
 
 
@@ -57,13 +67,14 @@ def main(argv: Sequence[str]) -> int:
     """Start the ranks, and wait for their end. Returns the exit status."""
     with exit_on_error(PROGRAM):
         own, command = launch_options.split(argv)
-        own = joined(own, "--restart-args")
+        own = joined(own, "--restart-args", "--srun-options")
         found = _parsed(own, command)
-        asked = launch_options.made(found, command)
+        asked = _options(found, command)
+        check_fields(asked)
         env = inherited_env.own(os.environ)
         _check_place(asked, env)
         _check_range(asked, env)
-        check_restarts(asked)
+        check_ranks(asked)
         job = launch_job.job_of(asked, env)
         size = job.size
         script_mistakes.refuse_windows_lines(job.options.command, Path.cwd())
@@ -77,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parsed(own: list[str], command: list[str]) -> argparse.Namespace:
     """The options before the two dashes. The command stands behind them, since its own words may look like options."""
-    top = parser()
+    top = parser(with_texts=not {"-h", "--help", HELP_ALL}.isdisjoint(own))
     found, rest = top.parse_known_args(own)
     if rest and not rest[0].startswith("-") and not command:
         at = own.index(rest[0])
@@ -93,13 +104,20 @@ def _parsed(own: list[str], command: list[str]) -> argparse.Namespace:
     return top.parse_args(own) if rest else found
 
 
+def _options(found: argparse.Namespace, command: Sequence[str]) -> Options:
+    """What was given."""
+    values = {name: value for name, value in vars(found).items() if value is not None and name != "dry_run"}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Options(**{**values, **lists}, command=tuple(command))
+
+
 def _check_place(asked: Options, env: Mapping[str, str]) -> None:
     """Refuse --ranks where Slurm starts the ranks, its absence where Slurm has started something, and what lacks it."""
     job, is_in_step = env.get("SLURM_JOB_ID"), Variables(env).step_id() is not None
     if asked.ranks is None:
         for name, instead in _WITH_RANKS.items():
             if getattr(asked, name) is not None:
-                option, found = f"--{name.replace('_', '-')}", "it goes with --ranks, for ranks on this machine."
+                option, found = flag(name), "it goes with --ranks, for ranks on this machine."
                 hint = f"in a job, at the top of the batch script: #SBATCH {instead}=…"
                 raise SpecError(f"Starting ranks with {option}:", found, hint)
         if job and is_in_step:
@@ -121,7 +139,7 @@ def _check_range(asked: Options, env: Mapping[str, str]) -> None:
     """Refuse a range of nodes that is not the job's, or has no use."""
     if asked.nodes is None:
         return
-    given, (least, most) = f"Starting ranks with --nodes {asked.nodes}:", option_types.node_range(asked.nodes)
+    given, (least, most) = f"Starting ranks with --nodes {asked.nodes}:", launch_options.node_range(asked.nodes)
     if least == most:
         found = "the number of nodes is an option of the job, which has started; here it is a range, MIN-MAX."
         hint = f"#SBATCH --nodes={most}, at the top of the batch script; or: salloc --nodes {most}"

@@ -37,7 +37,7 @@ _OTHER_PYTHON = ("--venv", "--conda-env", "--modules", "--setup", "--container",
 _TIME_MIN = "10"
 _FORMS: dict[str, dict[str, Any]] = {
     **{key: {"action": "store_true"} for key in ("quick", "strict", "json")},
-    "exclude_file": {"type": Path, "metavar": "FILE"},
+    "exclude_file": {"metavar": "FILE"},
 }
 
 

@@ -2,6 +2,7 @@
 
 No torch. jinja2, submitit and other slow imports are imported on use.
 
+job_options  the options of a job, each defined once
 spec         JobSpec: a job as data
 spec_rules   what its fields say of each other
 validation   what the fields of a JobSpec may hold, and the error of one that holds something else

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +138,14 @@ class Plan:
         source += f"\nEach task runs: {repr(self.function) if is_function else shlex.join(command)}"
         if isinstance(self.scheduler, ThisMachine):
             return render_local(spec, asked, source=source, code=self.code)
-        asked = asked._replace(
+        asked = replace(
+            asked,
             run_dir=self._of_task,
             code=None if self.code is None else f"{self.folder}/{self.code}",
             venv=spec.venv if self.venv_archive else None,
             stage_env=str(self.venv_archive) if self.venv_archive else None,
         )
-        asked = asked._replace(**pack_jobs.agent_options(spec))
+        asked = replace(asked, **pack_jobs.agent_options(spec))
         return render(self.for_slurm, asked, source=source, agent=shlex.quote(f"{self.folder}/{File.AGENT}"))
 
     def explained(self, error: SpecError, fits: Callable[[JobSpec], bool]) -> SpecError:

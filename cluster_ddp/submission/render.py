@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.agent import launch_options
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import Options, RankOptions
 from cluster_ddp.run.names import File
 from cluster_ddp.submission.checks import site_template
 from cluster_ddp.submission.spec import JobSpec
@@ -23,21 +24,13 @@ TEMPLATE = "job.sbatch.j2"
 """The template of a batch script."""
 
 
-def agent_options(spec: JobSpec, **more: Any) -> Options:
+def agent_options(spec: JobSpec, *, function: bool = False, **more: Any) -> Options:
     """Return what the agent needs of a specification, with further fields of `Options` or other values of them."""
-    same = [
-        *("command", "launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "hang_restart_s"),
-        *("restart_args", "chain", "doctor", "track", "container", "container_image", "srun_options"),
-    ]
-    values = {name: getattr(spec, name) for name in same} | more
+    values = {one.name: getattr(spec, one.name) for one in fields(RankOptions)} | more
     if spec.max_nodes is not None:  # the job has no number of tasks then
         values = {"nodes": spec.node_range, "ranks_per_node": spec.ranks_per_node, **values}
-    return Options(
-        container_bind=spec.container_binds,
-        container_overlay=spec.container_overlays,
-        grid={} if values.get("function") else {key: list(grid) for key, grid in spec.grid.items()},
-        **values,
-    )
+    grid = {} if function else {key: list(grid) for key, grid in spec.grid.items()}
+    return Options(**values, function=function, grid=grid)
 
 
 def render(spec: JobSpec, asked: Options, *, source: str, agent: str = "") -> str:
@@ -68,10 +61,10 @@ def render_local(spec: JobSpec, asked: Options, *, source: str, code: str | None
         code: working folder in the snapshot, relative to the run directory; None without one.
     """
     limit_s = None if spec.time is None else seconds(spec.time)
-    asked = asked._replace(ranks=spec.world_size, cpus_per_task=spec.cpus_per_task, time_limit_s=limit_s)
-    asked = asked._replace(nodes=None, ranks_per_node=None)  # of a range that has one node, too
+    asked = replace(asked, ranks=spec.world_size, cpus_per_task=spec.cpus_per_task, time_limit_s=limit_s)
+    asked = replace(asked, nodes=None, ranks_per_node=None)  # of a range that has one node, too
     values = _values(spec, asked, source, f'"$1"/{File.AGENT}')
-    in_run_dir = ['--run-dir "$1"', *([] if code is None else [f'--code "$1"/{shlex.quote(code)}'])]
+    in_run_dir = ['--run-dir="$1"', *([] if code is None else [f'--code="$1"/{shlex.quote(code)}'])]
     values |= {"options": [*in_run_dir, *values["options"]], "command": shlex.join(asked.command)}
     return environment().get_template("local.sh.j2").render(values)
 

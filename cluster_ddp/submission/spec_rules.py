@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import fields
-from typing import Any
 
-from cluster_ddp.agent.option_types import node_range
+from cluster_ddp.agent.launch_options import RankOptions, node_range
 from cluster_ddp.errors import TopologyError
+from cluster_ddp.option_form import default_of, flag, form_of
 from cluster_ddp.slurm import hostlist
-from cluster_ddp.submission.validation import SET_ELSEWHERE, field_error
+from cluster_ddp.submission.job_options import JobOptions
+from cluster_ddp.submission.validation import SET_ELSEWHERE, field_error, option_words
 
 ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
 """Pairs of fields that exclude each other."""
 
 EXPEDITE = "--requeue=expedite"
 """The one form of --requeue with a value, from Slurm 25.11 on; a word of `JobSpec.sbatch_options`."""
-
-_NEED_A_CONTAINER = {"container_overlays": ("container",), "container_binds": ("container", "container_image")}
-_OF_RESTARTS = {"spare_nodes": "use them", "hang_restart_s": "follow"}
-"""Numbers that have a meaning with `JobSpec.restarts` only."""
 
 
 def node_counts(value: object) -> dict[str, object]:
@@ -44,7 +41,7 @@ def node_counts(value: object) -> dict[str, object]:
     return {"nodes": least, "max_nodes": most}
 
 
-def check(asked: Any) -> None:
+def check(asked: JobOptions) -> None:
     """Check whether fields of a `JobSpec` contradict each other. Each is legal by itself.
 
     Raises:
@@ -54,10 +51,10 @@ def check(asked: Any) -> None:
     _check_range(asked)
     _check_chain(asked)
     _check_sbatch_options(asked)
-    check_restarts(asked)
+    check_ranks(asked)
 
 
-def _check_choices(asked: Any) -> None:
+def _check_choices(asked: JobOptions) -> None:
     if asked.gpus_per_node % asked.gpus_per_task:
         raise field_error("gpus_per_task", asked.gpus_per_task, f"a divisor of gpus_per_node={asked.gpus_per_node}")
     for one, other in ALTERNATIVES:
@@ -69,13 +66,9 @@ def _check_choices(asked: Any) -> None:
     if asked.doctor and (asked.container or asked.container_image):
         hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
         raise field_error("doctor", True, "left out with a container", hint=hint)
-    for name, images in _NEED_A_CONTAINER.items():
-        if (value := getattr(asked, name)) and not any(getattr(asked, image) for image in images):
-            legal = f"left out without {' or '.join(images)}"
-            raise field_error(name, value, legal, hint="add --container IMAGE.sif")
 
 
-def _check_range(asked: Any) -> None:
+def _check_range(asked: JobOptions) -> None:
     if asked.max_nodes is None:
         return
     if asked.max_nodes < asked.nodes:
@@ -87,7 +80,7 @@ def _check_range(asked: Any) -> None:
         raise field_error("spare_nodes", asked.spare_nodes, legal, hint=hint)
 
 
-def _check_chain(asked: Any) -> None:
+def _check_chain(asked: JobOptions) -> None:
     if not asked.chain:
         return
     if asked.array is not None or asked.grid:
@@ -98,7 +91,7 @@ def _check_chain(asked: Any) -> None:
         raise field_error("chain", True, "left out with requeue: Slurm would start the same job twice", hint=hint)
 
 
-def _check_sbatch_options(asked: Any) -> None:
+def _check_sbatch_options(asked: JobOptions) -> None:
     for option in asked.sbatch_options:
         name = option[2:].partition("=")[0]
         if option == EXPEDITE and asked.requeue is not False:
@@ -109,17 +102,18 @@ def _check_sbatch_options(asked: Any) -> None:
             raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
 
 
-def check_restarts(asked: Any) -> None:
-    """Check the options of restarts, of a `JobSpec` or of `launch` (`Options`), which name them alike.
+def check_ranks(asked: RankOptions) -> None:
+    """Check what the options of a `JobSpec`, or of `launch`, need of each other.
 
     Raises:
-        SpecError: only restarts use one of them, or no shell could split the words for later starts.
+        SpecError: one is given without another that it needs, or no shell could split the words for later starts.
     """
-    for name, use in _OF_RESTARTS.items():
-        if (value := getattr(asked, name)) and not asked.restarts:
-            option = f"--{name.replace('_', '-')}"
-            hint = f"--restarts 3 {option} {value}; or leave out {option}"
-            raise field_error(name, value, f"0 without restarts, which {use}", hint=hint)
+    for one in fields(asked):
+        name, value, needs = one.name, getattr(asked, one.name), form_of(one).needs
+        if needs and value != default_of(one) and not any(getattr(asked, other) for other in needs):
+            other, example = next(iter(needs.items()))
+            hint = f"{option_words(other, example)} {option_words(name, value)}; or leave out {flag(name)}"
+            raise field_error(name, value, f"left out without {' or '.join(needs)}", hint=hint)
     try:
         shlex.split(asked.restart_args)
     except ValueError as error:

@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from cluster_ddp import processes
@@ -109,7 +110,7 @@ class LocalJob(Job):
         no_notes = Notes(Path(os.devnull))  # the ranks have supervisors of their own
         self._supervisor = Supervisor(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=cancel)
         doctor = self.options.doctor and not on.is_beside
-        command = srun_step.task(self.options._replace(doctor=doctor, stays=self.options.restarts > 0))
+        command = srun_step.task(replace(self.options, doctor=doctor))
         for task in range(self.size.tasks(self.options.launcher)):
             own = launch_env.of_local_rank(self.options, task) if self.options.launcher == "srun" else {}
             log = None if self.folder is None else self.folder / File.TASK_LOG.format(task)

@@ -10,11 +10,12 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp import processes
-from cluster_ddp.agent import array_values, channel_server, launch_env, option_types, rank_notes
+from cluster_ddp.agent import array_values, channel_server, launch_env, launch_options, rank_notes
 from cluster_ddp.agent.job import chain, job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.restart import job_nodes, requeue
 from cluster_ddp.agent.job.restart.failures import History
@@ -60,7 +61,7 @@ class SlurmJob(Job):
         self.label = Variables(env).job_label()
         self.folder = launch_env.run_dir(options, self.label)
         command = array_values.filled(options.command, options.grid, env)
-        self.options = options._replace(command=tuple(command))
+        self.options = replace(options, command=tuple(command))
         self.job = env["SLURM_JOB_ID"] if options.chain else self.label
         self._host = node_name(env)
         self._is_on_node = is_on_node
@@ -108,7 +109,7 @@ class SlurmJob(Job):
         self._slurm = slurm_commands.configuration(self.env)
         self.slurmd_port = self._slurm.slurmd_port
         if options.restarts and is_alone:
-            least, _ = option_types.node_range(options.nodes) if options.nodes else (0, 0)
+            least, _ = launch_options.node_range(options.nodes) if options.nodes else (0, 0)
             self.nodes = job_nodes.of_job(self.env, options.spare_nodes, least)
         is_ours = self.folder is not None and os.access(self.folder / File.SPEC, os.R_OK) and is_alone
         self._began_s = slurm_commands.began_s(self.env) if is_ours else None  # another script may have done more
@@ -141,10 +142,10 @@ class SlurmJob(Job):
         """Start srun. See `Job`."""
         supervisor = Supervisor(Notes(Path(os.devnull)), lambda end: None, held=HELD, takers=_srun_if_ready(reports))
         signal.signal(signal.SIGINT, lambda number, frame: None)
-        options = self.options._replace(
+        options = replace(
+            self.options,
             doctor=self.options.doctor and not on.is_beside,
             ignore_warnings=self._slurm.all_get_signals,
-            stays=self.options.restarts > 0,
         )
         env = srun_step.step_env(options, self.size, self.env, on)
         supervisor.start(None, srun_step.srun(options, self.size, self.folder, on), env)

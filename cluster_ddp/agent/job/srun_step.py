@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +22,6 @@ _ABOUT_TASKS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TA
 # What the job has asked for as a whole: a step on some of its nodes would ask for it, too.
 _ABOUT_NODES = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE")
 _BINDINGS = ("SLURM_TRES_BIND", "SLURM_GPU_BIND")  # of GPUs
-
-_OF_TASKS = (
-    *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
-    *("restart_args", "container", "container_bind", "container_overlay", "ignore_warnings", "stays"),
-)
 
 
 class On(NamedTuple):
@@ -61,25 +57,25 @@ def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> li
     if options.container_image is not None:
         frozen = [str(Path(word).parent) for word in words[:4] if word.endswith(".pyz")]
         folders = dict.fromkeys([str(Path.cwd()), *([str(folder)] if folder is not None else []), *frozen])
-        command += rank_command.pyxis_options(options.container_image, options.container_bind, folders=[*folders])
+        command += rank_command.pyxis_options(options.container_image, options.container_binds, folders=[*folders])
         words = rank_command.in_image(words)
     return [*command, *words]
 
 
 def task(options: Options) -> list[str]:
     """Return the command of a task's agent."""
-    return [*agent(), "task", *_needed(options)]
+    return [*agent(), "task", *_of_task(options)]
 
 
 def spares(options: Options, size: Shape, nodes: Sequence[str]) -> list[str]:
     """Return the command that starts an agent on each spare node."""
     on = On(tuple(nodes), is_beside=True)
-    return ["srun", *_tasks(on.of(size)), *on.options(), *agent(), "spare", *_needed(options)]
+    return ["srun", *_tasks(on.of(size)), *on.options(), *agent(), "spare", *_of_task(options)]
 
 
-def _needed(options: Options) -> list[str]:
-    """What a task needs of the job's options."""
-    return words(Options()._replace(**{name: getattr(options, name) for name in _OF_TASKS}))
+def _of_task(options: Options) -> list[str]:
+    """The job's options, without what the job does with them before and after."""
+    return words(replace(options, grid={}, cleanup=None))
 
 
 def _tasks(size: Shape, launcher: str = "") -> list[str]:

@@ -68,8 +68,8 @@ def in_container(
         asked, found = f"Starting the container {image} on {os.uname().nodename}:", "neither apptainer nor singularity"
         raise JobError(asked, f"{found} is on the PATH.", "load the module that has one: --modules apptainer")
     words = ["--rocm" if _AMD_DRIVER.exists() else "--nv", "--pwd", str(Path.cwd())]
-    words += [word for bind in (*_folders(env), *options.container_bind) for word in ("--bind", bind)]
-    words += [word for overlay in options.container_overlay for word in ("--overlay", f"{overlay}:ro")]
+    words += [word for bind in (*_folders(env), *options.container_binds) for word in ("--bind", bind)]
+    words += [word for overlay in options.container_overlays for word in ("--overlay", f"{overlay}:ro")]
     inside = [*(_IGNORE_WARNINGS if ignored else ()), *command]
     prefix = "APPTAINERENV_" if Path(runtime).name == "apptainer" else "SINGULARITYENV_"
     is_forwarded = {name: name in FORWARDED or name.startswith(FORWARDED_PREFIXES) for name in env}

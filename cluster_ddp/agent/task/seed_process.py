@@ -45,7 +45,7 @@ class Seed:
     def __init__(self, options: Options, *, gives_up: Callable[[], bool]) -> None:
         self.pid: int | None = None
         self._why_none = _why_none(options)
-        self._is_wanted, self._gives_up = options.stays or options.launcher == "fork", gives_up
+        self._is_wanted, self._gives_up = options.restarts > 0 or options.launcher == "fork", gives_up
         self._is_ready = self._has_said = False
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ import shlex
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cluster_ddp import processes
@@ -49,7 +50,7 @@ def run(options: Options) -> int:
     tasks = int(env["LOCAL_WORLD_SIZE"]) if options.launcher == "srun" else 1
     staged = staged_env.use(options.venv, options.command, env, tasks=tasks)
     try:
-        return Task(options._replace(command=tuple(staged.command)), staged.env).keep()
+        return Task(replace(options, command=tuple(staged.command)), staged.env).keep()
     finally:
         staged_env.remove(staged)
 
@@ -75,7 +76,7 @@ class Task:
     def keep(self) -> int:
         """Keep the ranks, again as often as the job says, and report each end. Returns their last exit status."""
         with contextlib.closing(self._client):
-            if self._options.stays and self._client.is_connected:
+            if self._options.restarts and self._client.is_connected:
                 return self._keep_for_the_job()
             status = self._start()
             self._seed.end()
@@ -112,14 +113,14 @@ class Task:
             return False
         self._env = {**self._env, **order["env"]}
         self._client.always["start"] = int(self._env[Env.START])
-        self._options = self._options._replace(doctor=False)  # the nodes are the same
+        self._options = replace(self._options, doctor=False)  # the nodes are the same
         return True
 
     def _place(self) -> dict[str, object]:
         """What the job must know of this task."""
         task, step_id = launch_env.task(self._env), self._env.get("SLURM_STEP_ID", "")
         place = {"ranks": self._ranks, "host": node_name(os.environ), "task": task, "step_id": step_id}
-        return {**place, "stays": self._options.stays}
+        return {**place, "stays": self._options.restarts > 0}
 
     def _start(self) -> int:
         """Start the ranks, and wait for their ends. Returns their exit status."""

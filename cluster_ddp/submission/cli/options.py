@@ -10,10 +10,12 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from cluster_ddp.agent.command_program import program_words, target
+from cluster_ddp.agent.launch_options import RankOptions
 from cluster_ddp.argument_parser import (
     ASKED,
     Parser,
@@ -26,16 +28,17 @@ from cluster_ddp.argument_parser import (
 )
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.submission.checks.job_warnings import Advice
-from cluster_ddp.submission.spec import JobSpec, Launcher
+from cluster_ddp.submission.job_options import JobOptions
+from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.spec_rules import EXPEDITE
 from cluster_ddp.submission.validation import SET_ELSEWHERE, legal_name
 
-_CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")
 _DAILY = (
     *("--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--time", "--partition", "--account", "--restarts"),
     *("--array", "--resume", "--dry-run", "--watch"),
 )
-_DEFAULTS = dict.fromkeys(_CLUSTERS, "the cluster's")
+OF_RANKS = {one.name for one in fields(RankOptions)}
+"""Options that a job shares with `launch`."""
 
 _PASSED_ON = """
     acctg-freq batch bb bbf cluster-constraint clusters comment container container-id contiguous core-spec
@@ -48,11 +51,6 @@ _PASSED_ON = """
 """
 _SBATCHS = SET_ELSEWHERE.union(_PASSED_ON.split()) - {"help", "parsable", "usage", "version"}  # of any program
 _LETTERS = "AabCcDdeFGHiJkLMNnOopqSstwx"
-# A field -> sbatch's other names of it.
-_NAMES: Mapping[str, Sequence[str]] = {
-    **{"name": ("-J", "--job-name"), "nodes": ("-N",), "cpus_per_task": ("-c",), "time": ("-t",), "partition": ("-p",)},
-    **{"account": ("-A",), "qos": ("-q",), "constraint": ("-C",), "exclude": ("-x",), "after": ("-d", "--dependency")},
-}
 # An option of sbatch that means something else -> the option here.
 _HERE: Mapping[str, str] = {
     **dict.fromkeys(("-G", "--gpus"), "--gpus-per-node (and --gpu-type)"),
@@ -83,11 +81,11 @@ def parser(program: str, description: str, *, with_texts: bool, daily: bool = Tr
     usage = "%(prog)s [OPTIONS] [OPTIONS OF THE MNIST TRAINING | -- COMMAND …]"
     top = Parser(program, usage=usage, description=description, daily=_DAILY if daily else ())
     job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
-    forms: dict[str, Mapping[str, Any]] = {"launcher": {"metavar": f"{{{','.join(get_args(Launcher))}}}"}}
-    forms |= {name: {"metavar": "PATH"} for name in ("venv", "template")}
-    forms |= {"nodes": {"metavar": "N|MIN-MAX"}, "gpus_per_node": {"metavar": "N", "type": _gpus_per_node}}
-    left_out = ("command", "description", "grid", "array", "max_nodes")
-    add_fields(job, JobSpec, with_texts=with_texts, left_out=left_out, forms=forms, defaults=_DEFAULTS, names=_NAMES)
+    left_out = {"command", "description", "grid", "array", "max_nodes"}
+    forms: Mapping[str, Mapping[str, Any]] = {"nodes": {"type": str}, "gpus_per_node": {"type": _gpus_per_node}}
+    add_fields(job, JobOptions, with_texts=with_texts, left_out=left_out | OF_RANKS, forms=forms)
+    ranks = top.add_argument_group("its ranks (the same)")
+    add_fields(ranks, RankOptions, with_texts=with_texts, left_out=left_out)
     array = "task numbers such as 0-7%%4, or a grid: KEY=VALUES …, with {KEY} in the command"
     job.add_argument("--gres", action=_Gres, metavar="gpu[:TYPE]:N", help="as --gpus-per-node and --gpu-type")
     job.add_argument("--array", "-a", nargs="+", metavar="KEY=VALUES", help=array)

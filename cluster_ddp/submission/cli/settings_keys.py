@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.option_form import form_of
+from cluster_ddp.submission.job_options import JobOptions
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.submission.spec_rules import node_counts
 
@@ -18,6 +20,8 @@ SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple}
 NO_SETTINGS = ("command", "description", "grid")
 """Fields that belong to one job."""
 _NOT_KEYS = (*NO_SETTINGS, "max_nodes")  # nodes = "2-8" sets that one, too
+# Of the job, then of its ranks.
+_FIELDS = sorted(dataclasses.fields(JobSpec), key=lambda one: one.name not in JobOptions.__annotations__)
 # Type of a value -> what it is in TOML, and how it looks.
 _LEGAL: Mapping[type, tuple[str, str]] = {
     bool: ("true or false", "true"),
@@ -34,7 +38,7 @@ def error(origin: str, found: str, hint: str) -> SpecError:
 
 def defaults() -> dict[str, Any]:
     """Return what each key is without a setting."""
-    known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(JobSpec)}
+    known: dict[str, Any] = {one.name: one.default for one in _FIELDS}
     known |= {"name": "from the command", "runs_dir": "runs", "accept": ()}
     return {key: known[key] for key in kinds()}
 
@@ -48,7 +52,7 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def kinds() -> dict[str, type]:
     """The type of each legal key's value: bool, int, str or tuple."""
-    types = {field.name: str(field.type) for field in dataclasses.fields(JobSpec) if field.name not in _NOT_KEYS}
+    types = {one.name: str(one.type) for one in _FIELDS if one.name not in _NOT_KEYS}
     of_job = {
         name: next((kind for kind in _LEGAL if hint.startswith(kind.__name__)), str) for name, hint in types.items()
     }
@@ -73,14 +77,20 @@ def value_of(origin: str, key: str, raw: Any) -> Any:
         raise error(origin, f"{key} must be {legal}. It is {raw!r}.", f"write {_line(key, raw)}")
     if key not in SUBMISSION_KEYS:
         try:
-            needed = {field.name: field.metadata for field in dataclasses.fields(JobSpec)}[key]
-            JobSpec(**{"name": "x", "command": ("true",), **needed, **fields({key: value})})
+            JobSpec(**{"name": "x", "command": ("true",), **_needed(key), **fields({key: value})})
         except SpecError as wrong:
             hint = f"change {key} in that file"
             if wrong.meant is not None:
                 hint = f"write {key} = {json.dumps(wrong.meant, ensure_ascii=False)}"
             raise error(origin, f"{wrong.found} It is {raw!r}.", hint) from wrong
     return value
+
+
+def _needed(key: str) -> dict[str, Any]:
+    """Values of the fields without which this one is illegal."""
+    needs = form_of(next(one for one in _FIELDS if one.name == key)).needs
+    first = next(iter(needs), None)
+    return {} if first is None else {first: needs[first], **_needed(first)}
 
 
 def _line(key: str, raw: Any) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster_ddp.run.files import atomic_write
 
 _PACKAGE = Path(__file__).parents[2]
-OTHERS = ("errors", "processes", "slurm/port", "slurm/variables")
+OTHERS = ("errors", "option_form", "processes", "slurm/port", "slurm/variables")
 """What `agent` imports of this package, beside `run`."""
 # Of all modules, this one alone is compiled by a Python that is too old for the others.
 _MAIN = """\

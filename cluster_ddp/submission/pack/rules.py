@@ -15,14 +15,8 @@ def check(asked: Any, *, tasks: int) -> None:
     Raises:
         SpecError: one contradicts another.
     """
-    pack, jobs = asked.pack, asked.jobs or 1
-    if pack is None:
-        if asked.jobs is not None:
-            hint = f"say how many tasks run at a time in each job: --pack 4 --jobs {jobs}; or leave out --jobs"
-            raise field_error("jobs", asked.jobs, "left out without pack", hint=hint)
+    if asked.pack is None:
         return
-    if asked.array is None:
-        raise field_error("pack", pack, "left out without an array", hint=f"--array 0-99 --pack {pack}")
     for name, value, alone in (("nodes", asked.node_range, "1"), ("spare_nodes", asked.spare_nodes, 0)):
         if value != alone:
             hint = f"--{name.replace('_', '-')} {alone}; or leave out --pack: each task is then a job"

@@ -43,7 +43,7 @@ def test_the_jobs_have_what_their_tasks_need() -> None:
 @pytest.mark.parametrize(
     ("fields", "hint"),
     [
-        ({"array": None, "jobs": None}, "--array 0-99 --pack 4"),
+        ({"array": None, "jobs": None}, "--array 0-9999 --pack 4"),
         ({"pack": None}, "--pack 4 --jobs 5"),
         ({"nodes": 2}, "--nodes 1"),
         ({"spare_nodes": 1, "restarts": 1}, "--spare-nodes 0"),

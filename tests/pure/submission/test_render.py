@@ -223,10 +223,10 @@ def test_the_agent_gets_what_was_asked_for(tmp_path: Path) -> None:
     assert status == 7, err
     verb, *words = shown(tmp_path)["argv"]
     assert verb == "job"
-    assert launch_options.parse("x", words) == Options(
+    assert launch_options.parse(words) == Options(
         command=(*spec.command, "more $(touch pwned)", "'"),
-        container_bind=("/data sets:/data", "/more"),
-        container_overlay=("/o.sqsh",),
+        container_binds=("/data sets:/data", "/more"),
+        container_overlays=("/o.sqsh",),
         grid={"lr": ["0.1", "$(touch pwned) it's", "-1"]},
         **same,
     )
@@ -264,7 +264,7 @@ def test_a_submitted_job_starts_the_agent_of_its_own_run_directory(
     (planned.folder / "agent.pyz").write_text(AGENT)
     run(planned.script, tmp_path)
     verb, *words = shown(planned.folder)["argv"]
-    asked = launch_options.parse("x", words)
+    asked = launch_options.parse(words)
     assert (verb, asked.run_dir, asked.code) == ("job", f"{planned.folder}{of_task}", f"{planned.folder}/code/a b")
 
 
@@ -443,7 +443,7 @@ def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
     assert status == 7, err
     verb, *words = shown(run_dir)["argv"]
     assert verb == "job"
-    assert launch_options.parse("x", words) == Options(
+    assert launch_options.parse(words) == Options(
         command=spec.command, ranks=2, run_dir=str(run_dir), code=f"{run_dir}/code/a b", time_limit_s=120, **same
     )
     assert not (tmp_path / "pwned").exists()

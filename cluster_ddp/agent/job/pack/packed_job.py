@@ -11,7 +11,9 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cluster_ddp.agent import launch_options
 from cluster_ddp.agent.job import job_log, launch_job, slurm_commands
@@ -62,8 +64,8 @@ def options(asked: Options, env: Mapping[str, str]) -> Options:
     part = ["--exact", "--nodes=1"]
     part += [f"--gres=gpu:{env['SLURM_GPUS_ON_NODE']}"] if env.get("SLURM_GPUS_ON_NODE") else []
     part += [f"--mem={env['SLURM_MEM_PER_NODE']}M"] if env.get("SLURM_MEM_PER_NODE") else []
-    of_job = {"pack": None, "jobs": 1, "array": "", "cleanup": None, "stage_env": None}
-    return asked._replace(**of_job, srun_options=(*part, *asked.srun_options))  # type: ignore[arg-type]
+    of_job: dict[str, Any] = {"pack": None, "jobs": 1, "array": "", "cleanup": None, "stage_env": None}
+    return replace(asked, **of_job, srun_options=(*part, *asked.srun_options))
 
 
 class PackedJob(SlurmJob):
@@ -108,4 +110,4 @@ def run(holder: str, *words: str) -> int:
         holder: the label of the job that holds it.
         words: the task's options and command.
     """
-    return launch_job.run(PackedJob(holder, launch_options.parse("cluster-ddp launch (packed)", words), os.environ))
+    return launch_job.run(PackedJob(holder, launch_options.parse(words), os.environ))

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_sruns_own_options_come_after_ours() -> None:
 
 
 @pytest.mark.parametrize("ignore_warnings", [True, False])
-def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
+def test_a_task_learns_all_but_what_the_job_does_before_and_after(ignore_warnings: bool) -> None:
     asked = Options(
         command=COMMAND,
         launcher="fork",
@@ -72,8 +73,8 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
         venv="/a venv",
         stage_env="/a venv.tar",
         container="/i.sif",
-        container_bind=("/data sets:/data",),
-        container_overlay=("/o",),
+        container_binds=("/data sets:/data",),
+        container_overlays=("/o",),
         srun_options=("--x",),
         cleanup="true",
         grid={"a": ("1",)},
@@ -85,10 +86,7 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
     )
     verb, *words = srun_step.task(asked)[len(AGENT) :]
     assert (verb, "--ignore-warnings" in words) == ("task", ignore_warnings)
-    jobs = ("run_dir", "max_requeues", "track", "srun_options", "cleanup", "grid")
-    of_restarts = ("restarts", "spare_nodes", "hang_restart_s")
-    of_task = asked._replace(**{name: getattr(Options(), name) for name in (*jobs, *of_restarts)})
-    assert launch_options.parse("x", words) == of_task
+    assert launch_options.parse(words) == replace(asked, cleanup=None, grid={})
 
 
 BESIDE = ["--nodes=2", "--nodelist=node1,node3", "--overlap", "--mem=0"]
@@ -97,9 +95,9 @@ BESIDE = ["--nodes=2", "--nodelist=node1,node3", "--overlap", "--mem=0"]
 def test_a_later_step_starts_beside_the_old_one_and_names_its_nodes() -> None:
     """Which still holds the CPUs, GPUs and memory of the job."""
     asked, on = Options(command=COMMAND, srun_options=("--overlap",)), srun_step.On(("node1", "node3"), True)
-    said = srun_step.srun(asked._replace(ignore_warnings=True, stays=True), SIZE, None, on)
+    said = srun_step.srun(replace(asked, ignore_warnings=True), SIZE, None, on)
     assert said[said.index("--cpus-per-task=3") + 1 :][:5] == [*BESIDE, "--kill-on-bad-exit=1"]
-    assert said[said.index("task") :][:3] == ["task", "--ignore-warnings", "--stays"]
+    assert said[said.index("task") :][:3] == ["task", "--srun-options=--overlap", "--ignore-warnings"]
     of_all = {"SLURM_NTASKS": "12", "SLURM_NNODES": "3", "SLURM_NODELIST": "node[1-3]", "SLURM_JOB_ID": "71"}
     size = SIZE._replace(tasks_per_node=4)
     assert srun_step.step_env(asked, size, of_all, on) == {"SLURM_JOB_ID": "71"}
@@ -109,7 +107,8 @@ def test_a_later_step_starts_beside_the_old_one_and_names_its_nodes() -> None:
 def test_one_agent_waits_on_each_spare_node() -> None:
     asked = Options(command=COMMAND, launcher="fork", restarts=4, spare_nodes=1)
     said = srun_step.spares(asked, SIZE, ["node1", "node3"])
-    assert said == ["srun", *EACH_NODE, *BESIDE, *AGENT, "spare", "--launcher=fork", "--", *COMMAND]
+    options = ["--launcher=fork", "--restarts=4", "--spare-nodes=1"]
+    assert said == ["srun", *EACH_NODE, *BESIDE, *AGENT, "spare", *options, "--", *COMMAND]
 
 
 def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +116,7 @@ def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeyp
     inside = srun_step.srun(Options(command=COMMAND, container="/i.sif"), SIZE, A_RUN)
     assert not [word for word in inside if word.startswith("--container-image")]
     assert "--container=/i.sif" in inside
-    asked = Options(command=COMMAND, container_image="nvcr.io#a/b:1", container_bind=("/data", "/a:/b c"))
+    asked = Options(command=COMMAND, container_image="nvcr.io#a/b:1", container_binds=("/data", "/a:/b c"))
     around = srun_step.srun(asked, SIZE, A_RUN)
     mounts = f"{tmp_path}:{tmp_path},{A_RUN}:{A_RUN},/data:/data,/a:/b c"
     assert around[around.index("--container-image=nvcr.io#a/b:1") :][1:3] == [
@@ -148,7 +147,7 @@ def test_an_image_without_this_python_has_its_own_or_runs_the_command_alone(
         (tmp_path / "python3").write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit {is_old}\nprintf "%s|" own "$@"\n')
         (tmp_path / "python3").chmod(0o755)
         said = in_image(str(tmp_path), "printf", "%s|", "b c").stdout
-        assert said == ("b c|" if is_old else "own|-I|/r/agent.pyz|task|--|printf|%s||b c|")
+        assert said == ("b c|" if is_old else "own|-I|/r/agent.pyz|task|--container-image=x|--|printf|%s||b c|")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,7 @@ def test_each_node_unpacks_the_environment(
     assert "SLURM_CPUS_PER_TASK" not in fake_slurm.env("srun")
     assert ("Unpacked the environment on 2 node(s) in 0 s." in capfd.readouterr().err) is is_said
     assert srun_step.staged(Options(command=COMMAND, venv="/a venv"), SIZE, env) == {}
-    srun_step.staged(asked._replace(spare_nodes=1), SIZE, env)
+    srun_step.staged(replace(asked, spare_nodes=1), SIZE, env)
     assert fake_slurm.calls("srun")[1][0] == "--ntasks=3", "the spares, too"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,8 @@ def test_a_rank_gets_its_place_and_its_settings(tools: Path) -> None:
 def test_it_has_folders_and_overlays(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_command, "_AMD_DRIVER", tmp_path / "none")
     stand_in(tools, "apptainer", APPTAINER)
-    container = SIF._replace(
-        container=IMAGE, container_bind=("/data sets:/data", "/more"), container_overlay=("/o.sqsh", "/it's.img")
+    container = replace(
+        SIF, container=IMAGE, container_binds=("/data sets:/data", "/more"), container_overlays=("/o.sqsh", "/it's.img")
     )
     done = run(tools, "true", container=container, env={"CLUSTER_DDP_RUN_DIR": "/a run's dir"})
     assert done.stdout.splitlines() == [

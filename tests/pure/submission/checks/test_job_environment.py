@@ -28,8 +28,8 @@ def command(*words: str, **more: str | bool) -> JobSpec:
 def test_an_unknown_tracker_gets_the_legal_ones_and_the_nearest() -> None:
     with pytest.raises(SpecError) as caught:
         spec("tensorbord")
-    assert caught.value.found == "there is no such tracker. Did you mean tensorboard?"
-    assert caught.value.hint == "the trackers are tensorboard, wandb, mlflow"
+    assert caught.value.found == "track must be one of tensorboard, wandb, mlflow."
+    assert caught.value.hint == "--track tensorboard"
 
 
 def environment(tmp_path: Path, *packages: str) -> str:

@@ -99,7 +99,7 @@ def test_a_trap_in_it_runs_at_the_end(tmp_path: Path) -> None:
         (
             EXTENDS + "{% block before %}{{ spec.node }}{% endblock %}",
             "'node'. Did you mean nodes?",
-            "a job's fields are name, command, ",
+            "a job's fields are command, ",
         ),
         (
             EXTENDS + "{% block directives %}{{ super() }}\n#SBATCH --ntasks-per-node=8\n#SBATCH -N 4\n{% endblock %}",

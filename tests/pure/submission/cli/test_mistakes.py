@@ -133,13 +133,13 @@ ERRORS: list[tuple[str, str, str, str]] = [
     (
         "--gpu 2 -- true",
         READING,
-        "there is no option --gpu. Did you mean --gpus-per-node or --gpus-per-task or --gpu-type?",
+        "there is no option --gpu. Did you mean --gpus-per-node or --gpu-type or --gpus-per-task?",
         f"--gpus-per-node 2; all options: {HELP}",
     ),
     (
         "--gpu a100 -- true",
         READING,
-        "there is no option --gpu. Did you mean --gpus-per-node or --gpus-per-task or --gpu-type?",
+        "there is no option --gpu. Did you mean --gpus-per-node or --gpu-type or --gpus-per-task?",
         HELP,
     ),
     ("2 -- true", READING, "'2' is one word too many.", HELP),

@@ -184,9 +184,10 @@ def test_a_range_of_nodes_is_one_key_and_two_fields(site: Site) -> None:
         (
             "gpus-per-node = 4",
             "no key 'gpus-per-node'. Did you mean gpus_per_node?",
-            "nodes, gpus_per_node, gpus_per_task, gpu_type",
+            "nodes, gpus_per_node, gpu_type, cpus_per_task",
         ),
         ('Partition = "gpu"', "no key 'Partition'. Did you mean partition?", "runs_dir, accept"),
+        ('track = ["tensorbord"]', "track must be one of tensorboard, wandb", 'write track = ["tensorboard"]'),
         ("xyzzy = 1", "no key 'xyzzy'.", "the keys are name, nodes"),
         ('[[long]]\nqos = "x"', "no key 'long'.", "a profile is a table, [NAME]"),
         ('command = ["python"]', "command belongs to one job", "command line"),

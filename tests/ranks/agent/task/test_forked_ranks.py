@@ -286,7 +286,7 @@ def test_a_start_that_ends_before_its_ranks_are_there(tmp_path: Path, launcher: 
     """The agent does not wait for the imports."""
     (tmp_path / "slow.py").write_text("open('begun', 'w').close()\nimport time\ntime.sleep(600)\n")
     with listening() as job:
-        options = (f"--launcher={launcher}", "--stays")
+        options = (f"--launcher={launcher}", "--restarts=1")
         more = {"CLUSTER_DDP_PRELOAD": "slow", "CLUSTER_DDP_START": "0", "SLURM_LOCALID": "0"}
         process = started(tmp_path, "", options=options, **more, **job.env)
         wait_until((tmp_path / "begun").exists)

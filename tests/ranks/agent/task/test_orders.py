@@ -38,7 +38,7 @@ def wait_for(job: Listening, kind: str, count: int) -> Message:
 def test_a_command_is_stopped_and_started_again_until_the_job_is_over(tmp_path: Path) -> None:
     """What it has left behind, too. Orders for another step are not for this one."""
     script = 'echo "$CLUSTER_DDP_START $MASTER_ADDR $MASTER_PORT $*" >>"$SAID"; setsid sleep 600 & exec sleep 600'
-    said, options = tmp_path / "it's said", ("--stays", "--restart-args=--resume")
+    said, options = tmp_path / "it's said", ("--restarts=1", "--restart-args=--resume")
     with (
         listening() as job,
         started("bash", "-c", script, "bash", options=options, SAID=str(said), **JOB, **job.env) as task,
@@ -72,7 +72,7 @@ def test_a_command_that_runs_when_the_job_is_over_ends_by_itself(tmp_path: Path,
     script = "touch begun; until [ -e go ]; do sleep 0.02; done; exit 5"
     with (
         listening() as job,
-        started("bash", "-c", f"cd '{tmp_path}'; {script}", options=("--stays",), **JOB, **job.env) as task,
+        started("bash", "-c", f"cd '{tmp_path}'; {script}", options=("--restarts=1",), **JOB, **job.env) as task,
     ):
         wait_until((tmp_path / "begun").exists)
         if says:
@@ -87,7 +87,7 @@ def test_an_agent_that_does_not_stay_ends_with_its_command() -> None:
     with listening() as job, started("bash", "-c", "exit 5", **JOB, **job.env) as task:
         assert task.wait(timeout=scaled(LIMIT_S)) == 5
         assert not kinds(job, "idle")
-    with started("bash", "-c", "exit 5", options=("--stays",), **JOB) as task:
+    with started("bash", "-c", "exit 5", options=("--restarts=1",), **JOB) as task:
         assert task.wait(timeout=scaled(LIMIT_S)) == 5, "the job can't be reached"
 
 

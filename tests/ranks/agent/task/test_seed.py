@@ -95,7 +95,7 @@ def running(
     (folder / "it's a script.py").write_text(script)
     with listening() as job:
         more = {"SAID": str(said), **JOB, **job.env}
-        with started(*command, options=("--stays", "--restart-args=--resume", *options), **agents, **more) as task:
+        with started(*command, options=("--restarts=1", "--restart-args=--resume", *options), **agents, **more) as task:
             yield Running(job, task, said)
 
 
