@@ -31,6 +31,7 @@ READY = b"ready\n"
 
 _LOOK_S = 0.2
 _ANSWER_S = 30.0  # that the seed may take to fork a rank: somebody may have stopped it
+_END_S = 5.0  # that it may take to end, once its connection has ended
 _LONGEST = 4096
 
 
@@ -101,9 +102,14 @@ class Seed:
         finally:
             if target is not None:
                 os.close(target)
-        if answer.strip().isdigit():
+        if answer and answer.strip().isdigit():
             return int(answer)
-        self.end(one_line(answer.decode(errors="replace")) or "the process that forks them does not answer")
+        if answer is None:
+            self.end("the process that forks them does not answer")
+        elif answer:
+            self.end(one_line(answer.decode(errors="replace")))
+        elif not self._has_ended():
+            self.end("the process that forks them has closed its connection")
         return None
 
     def look(self) -> bool:
@@ -112,11 +118,19 @@ class Seed:
         if not ended:
             return False
         self.pid, is_killed = None, os.WIFSIGNALED(status)
-        why = "" if is_killed or self._is_ready else one_line(self._heard().decode(errors="replace"))
+        why = "" if is_killed or self._is_ready else one_line((self._heard() or b"").decode(errors="replace"))
         how = "was killed" if is_killed else f"has ended with status {os.waitstatus_to_exitcode(status)}"
         self._why_none = why or f"the process that forks them {how}"
         self._link.close()
         return is_killed
+
+    def _has_ended(self) -> bool:
+        """Wait a moment for its end, once it has closed the connection: its threads end after that."""
+        deadline = time.monotonic() + _END_S
+        while self.pid is not None and time.monotonic() < deadline:
+            self.look()
+            time.sleep(0.01)
+        return self.pid is None
 
     def say(self) -> None:
         """Say once why ranks are not forked."""
@@ -141,18 +155,18 @@ class Seed:
             self._is_ready = said == READY
             if not self._is_ready:
                 gave_up = self._gives_up()
-                why = one_line(said.decode(errors="replace")) or f"its Python can't run {MODULE}"
+                why = one_line((said or b"").decode(errors="replace")) or f"its Python can't run {MODULE}"
                 self.end("" if gave_up else why)
         return self._is_ready
 
-    def _heard(self, limit_s: float = float("inf")) -> bytes:
-        """Wait for one line, or the end of the connection; for nothing, if time is up, or the start is given up."""
+    def _heard(self, limit_s: float = float("inf")) -> bytes | None:
+        """Wait for one line, or the end of the connection. Returns None if time is up, or the start is given up."""
         said, deadline = b"", time.monotonic() + limit_s
         with contextlib.suppress(ConnectionError):
             while not said.endswith(b"\n"):
                 while not select.select([self._link], [], [], _LOOK_S)[0]:
                     if self._gives_up() or time.monotonic() > deadline:
-                        return b""
+                        return None
                 if not (more := self._link.recv(_LONGEST)):
                     break
                 said += more

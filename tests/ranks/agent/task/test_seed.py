@@ -18,6 +18,9 @@ from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE, started
 
 from cluster_ddp import processes
+from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.task import python_module
+from cluster_ddp.agent.task.seed_process import Seed
 from cluster_ddp.run.names import SEED
 
 JOB = {
@@ -181,3 +184,27 @@ def test_without_the_process_a_new_one_is_started(
         assert not run.start(1)["forked"]
         _, err = run.end()
         assert err.count("each rank starts Python anew, since ") == 1 and said in err
+
+
+# It is killed, but its last thread takes a moment to end.
+DYING = """\
+import os, signal, socket, sys, time
+with socket.socket(fileno=int(sys.argv[1])) as agent:
+    agent.sendall(b"ready\\n")
+    agent.recv(1)
+time.sleep(0.5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_just_being_killed_is_no_silent_one(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(python_module, "words", lambda module, runs_program: ["-c", DYING])
+    monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
+    command = [sys.executable, "x.py"]
+    seed = Seed(Options(command=tuple(command), restarts=1), gives_up=lambda: False)
+    seed.start(command, os.environ)
+    assert seed.fork(command, os.environ, log=None, cpus=os.sched_getaffinity(0), ignore_warnings=False) is None
+    seed.say()
+    assert "since the process that forks them was killed" in capfd.readouterr().err
