@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
@@ -29,7 +30,7 @@ class ScriptVariables:
 
     Numbers, texts, tensors, lists and dictionaries of them, a deque; NumPy's arrays; random number generators of torch,
     NumPy and Python. Arrays and tensors may grow. A resume fills the objects that the script has made, to which others
-    may refer.
+    may refer, such as the optimizer of a tensor that trains.
     """
 
     def __init__(self, namespace: SimpleNamespace) -> None:
@@ -64,20 +65,32 @@ def _loaded(now: Any, value: Any) -> object:
         now[...] = array
     elif isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
         alike = (now.shape, now.dtype, now.layout) == (value.shape, value.dtype, value.layout)
-        if not alike or now.requires_grad:
+        if not alike or not now.is_leaf:
             return value
-        now.copy_(value)
-    elif isinstance(now, dict | set) and type(now) is type(value):
+        with torch.no_grad():
+            now.copy_(value)
+    elif isinstance(now, dict) and isinstance(value, dict):
+        by_key = {key: _trained(now.get(key), one) for key, one in value.items()}
+        now.clear()
+        now.update(by_key)
+    elif isinstance(now, set) and isinstance(value, set):
         now.clear()
         now.update(value)
     elif isinstance(now, deque) or (isinstance(now, list) and isinstance(value, list)):
+        items = [_trained(one, other) for one, other in itertools.zip_longest(now, value)][: len(value)]
         now.clear()
-        now.extend(value)
+        now.extend(items)
     elif isinstance(now, rng.GENERATORS):
         rng.set_state_of(now, value)
     else:
         return value
     return now
+
+
+def _trained(now: Any, value: Any) -> object:
+    """A saved value in a container; of a tensor that trains the script's own, which an optimizer has."""
+    is_trained = isinstance(now, torch.Tensor) and now.requires_grad
+    return _loaded(now, value) if is_trained or isinstance(now, dict | list) else value
 
 
 def as_part(name: str, given: object) -> Stateful:

@@ -222,7 +222,7 @@ class Shard(BatchIterator):
     def resume_at(self, epoch: int, place: Mapping[str, Any], of_ranks: Sequence[Any]) -> None:
         """Do the same as `resume`, from a place in a checkpoint."""
         self.resume(epoch, step=place["step"], seen=place["seen"])
-        self._order_before = place.get("order") if place["seen"] else None
+        self._order_before = place.get("order") if 0 < place["seen"] < self.size else None
         self._attributes.resume(place["attributes"])
         self._attributes.first_steps.resume(place["first_attributes"], inside=place["step"] > 0)
 

@@ -35,6 +35,7 @@ from cluster_ddp.runtime.fork.forked_program import ForkedProgram
 
 _MOST = 4096
 _IMPORTS_TORCH = re.compile(r"^\s*(import|from)\s+torch\b", re.MULTILINE)
+_USES_ENVIRON = re.compile(r"\b(environ|putenv|getenv)\b")
 _POLL_S = 0.001
 
 
@@ -97,7 +98,7 @@ def _not_as_anew(script: Path) -> str:
         return f"{script} is no source file"
     text = script.read_text(errors="replace")
     first = _IMPORTS_TORCH.search(text)
-    if first and "environ" in text[: first.start()]:
+    if first and _USES_ENVIRON.search(text, 0, first.start()):
         return f"{script} uses os.environ before it imports torch, which reads it"
     return ""
 

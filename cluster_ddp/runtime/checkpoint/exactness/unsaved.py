@@ -11,7 +11,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import GeneratorType
+from types import GeneratorType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,7 +29,6 @@ from cluster_ddp.runtime.checkpoint.exactness.other_modules import OtherModules
 from cluster_ddp.runtime.checkpoint.exactness.part_states import PartStates
 from cluster_ddp.runtime.checkpoint.exactness.script_state import ScriptState, classes_of_script, has_own_state
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
-from cluster_ddp.runtime.checkpoint.parts import ScriptVariables
 from cluster_ddp.runtime.collectives import Meter
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator, being_read
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
@@ -53,7 +52,10 @@ _OF_GRADIENTS = (
     "call checkpoint.step() only after the optimizer's step, or optimizer.zero_grad() if a step is skipped; "
     "`with world.accumulate(model, shard, every=4) as is_last:` says after which batch that is"
 )
-_OF_PARAMETER = "wrap their module, too, and name it in the Checkpointer: Checkpointer(world, …, head=head)"
+_OF_PARAMETER = (
+    "wrap their module, too, and name it in the Checkpointer: Checkpointer(world, …, head=head); keep a tensor of no "
+    "module in a part: kept = types.SimpleNamespace(log_alpha=log_alpha)"
+)
 _OF_BUFFER = "let the checkpoint have it: register_buffer(name, value), without persistent=False"
 _OF_ATTRIBUTE = "if the training depends on it: register_buffer(name, torch.tensor(value)), or a float"
 _OF_MODEL = "change the model before you make the Checkpointer; a dropout's p, or which layers train, may change later"
@@ -87,7 +89,6 @@ class Unsaved:
     ) -> None:
         self._parts, self._shards = dict(parts), shards
         self._saved = [*parts.values(), *meters]
-        self._saved += [part.namespace for part in parts.values() if isinstance(part, ScriptVariables)]
         optimizers = [one for one in parts.values() if isinstance(one, torch.optim.Optimizer)]
         self._gradients, self._steps = Gradients(optimizers), _OptimizerSteps()
         self._groups = {optimizer: len(optimizer.param_groups) for optimizer in optimizers}
@@ -117,7 +118,7 @@ class Unsaved:
         self._settings.note_step(begins_epoch=begins_epoch)
         self._meters.note_step()
         if not self._looks:
-            self._trained = {name for name, module in self._modules.items() if module.training}
+            self._trained = {name for name, one in self._modules.items() if one.training and self._is_trained(one)}
         for name in self._trained:
             if not self._modules[name].training:
                 self._say(step, f"{name!r} is trained in eval mode, and was in training mode before.", _OF_MODE)
@@ -131,6 +132,11 @@ class Unsaved:
             if len(optimizer.param_groups) > groups:
                 found = f"{type(optimizer).__name__} has another parameter group since the Checkpointer was made."
                 self._say(step, found, _OF_GROUPS, lost="A resume whose optimizer begins without it is refused.")
+
+    def _is_trained(self, module: torch.nn.Module) -> bool:
+        """Whether an optimizer has parameters of it: an average of weights only takes part in evaluations."""
+        trained = {id(one) for optimizer in self._groups for one in optimizer_state.parameters(optimizer)}
+        return any(id(one) in trained for one in module.parameters())
 
     def begin(self) -> None:
         """Call it when the loop begins, in it, on rank 0."""
@@ -336,11 +342,14 @@ class Unsaved:
 
 
 def _with_attributes(saved: Iterable[object]) -> Iterator[object]:
-    """What is saved, and its attributes, but not those of a module; and an optimizer's groups."""
+    """What is saved, its attributes and what a namespace in one has, but nothing of modules; an optimizer's groups."""
     for one in saved:
         yield one
         if not isinstance(one, torch.nn.Module):
-            yield from getattr(one, "__dict__", {}).values()
+            for value in getattr(one, "__dict__", {}).values():
+                yield value
+                if isinstance(value, SimpleNamespace):
+                    yield from vars(value).values()
         if isinstance(one, torch.optim.Optimizer):
             yield from one.param_groups
 

@@ -22,6 +22,7 @@ from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task import python_module
 from cluster_ddp.agent.task.seed_process import Seed
 from cluster_ddp.run.names import SEED
+from cluster_ddp.runtime.fork import seed
 
 JOB = {
     **{"SLURM_PROCID": "0", "SLURM_NODEID": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "CLUSTER_DDP_START": "0"},
@@ -203,8 +204,14 @@ def test_a_process_that_is_just_being_killed_is_no_silent_one(
     monkeypatch.setattr(python_module, "words", lambda module, runs_program: ["-c", DYING])
     monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
     command = [sys.executable, "x.py"]
-    seed = Seed(Options(command=tuple(command), restarts=1), gives_up=lambda: False)
-    seed.start(command, os.environ)
-    assert seed.fork(command, os.environ, log=None, cpus=os.sched_getaffinity(0), ignore_warnings=False) is None
-    seed.say()
+    dying = Seed(Options(command=tuple(command), restarts=1), gives_up=lambda: False)
+    dying.start(command, os.environ)
+    assert dying.fork(command, os.environ, log=None, cpus=os.sched_getaffinity(0), ignore_warnings=False) is None
+    dying.say()
     assert "since the process that forks them was killed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "is_forked"), [('"""Trains in an environment."""', True), ("os.getenv('A')", False)])
+def test_a_script_that_reads_variables_before_torch_is_not_forked(tmp_path: Path, line: str, is_forked: bool) -> None:
+    (script := tmp_path / "train.py").write_text(f"{line}\nimport os\nimport torch\n")
+    assert (seed._not_as_anew(script) == "") == is_forked

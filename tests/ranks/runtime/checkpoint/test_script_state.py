@@ -536,6 +536,78 @@ def test_an_optimizer_whose_state_has_another_form_is_refused(world: World, tmp_
         Parts(world, tmp_path, optimizer=optimizer)
 
 
+@pytest.mark.parametrize("form", [lambda one: one, lambda one: {"alpha": one}, lambda one: [[0.0, one]]])
+def test_a_tensor_that_trains_without_a_module_is_filled_by_a_resume(
+    world: World, tmp_path: Path, form: Callable[[torch.Tensor], Any]
+) -> None:
+    """Its optimizer, and the loop, have the script's own: soft actor-critic's temperature."""
+
+    def train(run: str, steps: int) -> list[float]:
+        alpha = torch.zeros(2, requires_grad=True)
+        temperature = torch.optim.Adam([alpha], 0.1)
+        parts = Parts(world, tmp_path / run, temperature=temperature, kept=SimpleNamespace(alpha=form(alpha)))
+        for _ in parts.checkpoint.epochs(2):
+            for _ in parts.shard:
+                temperature.zero_grad()
+                (alpha.exp() + 0.5 * alpha).sum().backward()
+                temperature.step()
+                parts.step()
+                if parts.checkpoint.steps == steps:
+                    break
+            if parts.checkpoint.steps == steps:
+                break
+        return [parts.checkpoint.steps, *alpha.tolist()]
+
+    undisturbed = train("whole", 6)
+    train("stopped", 2)
+    assert train("stopped", 6) == undisturbed
+
+
+class KeepsANamespace:
+    """A meter whose state is in a namespace, which others have, too."""
+
+    def __init__(self, **values: Any) -> None:
+        self.kept = SimpleNamespace(**values)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": self.kept.rng.bit_generator.state, "losses": torch.from_numpy(self.kept.losses.copy())}
+
+    def load_state_dicts(self, states: Any) -> None:
+        self.kept.rng.bit_generator.state = states[0]["rng"]
+        self.kept.losses[:] = states[0]["losses"].numpy()
+
+
+class Draws:
+    def __init__(self) -> None:
+        self.rng, self.losses = np.random.default_rng(0), np.ones(5)
+
+    def draw(self) -> None:
+        self.losses[self.rng.choice(5)] += 1.0
+
+
+def test_what_a_meter_has_in_a_namespace_is_saved(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(steps: int) -> list[float]:
+        draws = Draws()
+        meter = KeepsANamespace(rng=draws.rng, losses=draws.losses)
+        parts = Parts(world, tmp_path / "run", meters={"draws": meter})
+        for _ in parts.checkpoint.epochs(2):
+            for _ in parts.shard:
+                draws.draw()
+                parts.step()
+                if parts.checkpoint.steps == steps:
+                    return draws.losses.tolist()
+        return draws.losses.tolist()
+
+    train(4)
+    resumed, whole = train(6), Draws()
+    for _ in range(6):
+        whole.draw()
+    assert resumed == whole.losses.tolist()
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("given", [0.0, None, [], Average(nn.Linear(1, 1))])
 def test_a_part_without_a_state_is_refused(world: World, tmp_path: Path, given: object) -> None:
     words = r"Saving the part 'kept'.*has no state_dict\(\).*types.SimpleNamespace\(best=0.0\)"

@@ -577,6 +577,36 @@ def test_a_sampler_that_gives_another_order_after_a_resume_is_named(
     assert caplog.text.count("The sampler's order of epoch 1:\n  it is another one than before the resume") == words
 
 
+def test_a_sampler_of_each_epoch_is_not_named_after_an_epochs_end(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(steps: int) -> None:
+        shard = world.shard(
+            TensorDataset(torch.ones(24, 2)), batch_size=4, sampler=lambda seed, epoch: torch.arange(24).roll(epoch)
+        )
+        parts: dict[str, Any] = {"shard": shard, "model": nn.Linear(2, 2)}
+        checkpoint = cluster_ddp.Checkpointer(world, run_dir=tmp_path / "run", every="1epoch", **parts)
+        for _ in checkpoint.epochs(2):
+            for _ in shard:
+                checkpoint.step()
+                checkpoint._saver.wait()
+                if checkpoint.steps == steps:
+                    return
+
+    train(8)  # the newest checkpoint is that of step 6
+    train(12)
+    assert not caplog.records
+
+
+def test_an_average_of_weights_that_is_only_evaluated_is_not_trained_in_eval_mode(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training(world, "run", mlp(), average=mlp())
+    average = training.checkpoint._state.parts["average"]
+    training.run(2, epoch_begins=lambda epoch: average.train(epoch == 0))
+    assert "eval mode" not in caplog.text
+
+
 class Levels(Dataset[torch.Tensor]):
     """With a level, as of a curriculum."""
 
