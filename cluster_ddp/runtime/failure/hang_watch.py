@@ -44,7 +44,7 @@ _LONGEST_S = 1.5
 _EVERY_S_PER_RANK = 2e-3
 _STUCK_LOOKS = 4  # so many looks after the warning is due, the stacks of a rank that holds Python's lock are written
 _ANSWER_S = 1.0  # that a rank may take to answer, or to write its stacks, besides so many looks and two more
-_ANSWERING_S = 30.0  # that all of an answer and of the verdict takes at most; longer, the job was suspended meanwhile
+_ANSWERING_S = 30.0  # that an answer and the verdict take at most, without the waiting; else the job was suspended
 _OTHERS_S = 10.0  # how much later than the rank that prints the verdict others end a start: it may be silent then
 _NEVER = float("inf")
 
@@ -82,6 +82,7 @@ class HangWatch:
         least_s = _EVERY_S_PER_RANK * topology.world_size
         self._every_s = max(0.05, min(_LONGEST_S, warning_s / 10, timeout_s / 10), least_s)
         self._stuck_s = warning_s + _STUCK_LOOKS * self._every_s
+        self._patience_s = (_STUCK_LOOKS + 2) * self._every_s + _ANSWER_S  # for the answers; of thousands, a minute
         is_last = topology.rank == topology.world_size - 1  # one on another node than rank 0, if any is
         self._blind_at = time.monotonic() + warning_s if is_last and restart_s < _NEVER else _NEVER
         self._of_stderr = StderrStacks()  # until there is a folder for a file
@@ -161,7 +162,7 @@ class HangWatch:
             with contextlib.suppress(Exception):
                 self._look(now)
             if self._answered_at >= 0:
-                last_progress.note_suspension(_ANSWERING_S)
+                last_progress.note_suspension(2 * self._patience_s + _ANSWERING_S)
 
     def _look(self, now: float) -> None:
         """Note where this rank is, and answer if that is due: no step came, or another rank asks."""
@@ -242,14 +243,13 @@ class HangWatch:
 
     def _tell(self, end_at: float = _NEVER) -> None:
         """Make the verdict. One rank prints it: the lowest that comes so far."""
-        patience_s = (_STUCK_LOOKS + 2) * self._every_s + _ANSWER_S
-        turn_s = 0.0 if self._error or self._topology.rank == 0 else patience_s + _ANSWER_S
+        turn_s = 0.0 if self._error or self._topology.rank == 0 else self._patience_s + _ANSWER_S
         if self._stopped.wait(turn_s):
             return
         with self._judging:
             if self.words:
                 return
-            speaks, ends_after_s = self._judge(patience_s=patience_s)
+            speaks, ends_after_s = self._judge(patience_s=self._patience_s)
             self._end_at = end_at + ends_after_s
             if speaks and self._error is None:  # else its error is said, and is the last word
                 words = f"No step was completed for {self._warning_s:g} s: {self.words}."

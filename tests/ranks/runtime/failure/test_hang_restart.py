@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ranks import slurm_step
 from slowness import stays, wait_until
 
+from cluster_ddp import processes
 from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.failure import hang_watch, last_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
@@ -144,6 +145,31 @@ def test_a_suspension_while_a_rank_looks_makes_no_hang(folder: Path) -> None:
     watch = watching(0, [])
     watch._look(last_progress.last_s + 0.05)
     assert not watch.words
+
+
+def test_a_rank_of_thousands_that_waits_for_their_answers_was_not_suspended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for a minute, since rank 0's store has to answer all. Else the hang would begin anew, for ever."""
+    now = [time.monotonic()]
+
+    class Waits(threading.Event):
+        rounds = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += timeout or 0.0
+            self.rounds += 1
+            return self.rounds > 5
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(last_progress, "_suspensions", processes.Suspensions())
+    monkeypatch.setattr(last_progress, "last_s", before := now[0] - 121)
+    topology = Topology.from_environ(slurm_step(1, 4096, job_id=1))
+    watch = HangWatch(topology, lambda question: None, warning_s=120.0, timeout_s=600.0)
+    watch._stopped = Waits()
+    watch._watch()
+    watch._workers.close()
+    assert watch.words and last_progress.last_s == before
 
 
 def test_a_store_whose_answer_was_suspended_is_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
