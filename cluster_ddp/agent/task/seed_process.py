@@ -105,7 +105,7 @@ class Seed:
         if answer and answer.strip().isdigit():
             return int(answer)
         if answer is None:
-            self.end("the process that forks them does not answer")
+            self.end("" if self._gives_up() else "the process that forks them does not answer")
         elif answer:
             self.end(one_line(answer.decode(errors="replace")))
         elif not self._has_ended():

@@ -70,6 +70,7 @@ class Task:
         self._orders: Orders | None = None
         self._checks: dict[int, GroupCheck] = {}
         self._may_be_left = Env.LOCAL_JOB_ID not in env  # ranks of an earlier start, which Slurm could not end
+        self._is_restart = False
         self._got_term = False  # Slurm ends the step here: KILL follows
         self._seed = Seed(options, gives_up=lambda: self._ends_by() != 0)
 
@@ -114,6 +115,7 @@ class Task:
         self._env = {**self._env, **order["env"]}
         self._client.always["start"] = int(self._env[Env.START])
         self._options = replace(self._options, doctor=False)  # the nodes are the same
+        self._is_restart = True
         return True
 
     def _place(self) -> dict[str, object]:
@@ -184,7 +186,7 @@ class Task:
                 with contextlib.suppress(OSError):  # it has just ended
                     os.sched_setaffinity(pid, cpus)
             pids[rank] = pid
-        if self._ranks[0] == 0 and (options.launcher == "fork" or self._checks):  # not of a first start as by srun
+        if self._ranks[0] == 0 and (options.launcher == "fork" or self._is_restart):
             self._seed.say()
         return pids
 

@@ -34,7 +34,9 @@ from cluster_ddp.agent.task import seed_process
 fork = seed_process.Seed.fork
 def impatient(seed, command, env, **more):
     seed_process._ANSWER_S = 1.0 if env["CLUSTER_DDP_START"] == "1" else float("inf")
-    return fork(seed, command, env, **more)
+    pid = fork(seed, command, env, **more)
+    open(f"forked.{env['CLUSTER_DDP_START']}", "w").close()
+    return pid
 seed_process.Seed.fork = impatient
 agent.run()"""
 # What a script can see of its process.
@@ -172,13 +174,15 @@ def test_without_the_process_a_new_one_is_started(
     )
     with zipfile.ZipFile(tmp_path / "a zip.pyz", "w") as archive:
         archive.writestr("__main__.py", WITHOUT_TORCH)
-    agents = {"agent": ("-c", IMPATIENT)} if "does not answer" in said else {}
+    agents = {"agent": ("-c", IMPATIENT)} if "the process that forks them" in said else {}
     with running(tmp_path, *command, script=WITHOUT_TORCH, **agents) as run:
         first = run.start(0)
         assert first["forked"] == ("the process that forks them" in said)
+        if agents:  # the seed may not have answered yet
+            wait_until((tmp_path / "forked.0").exists)
         if "was killed" in said:
-            os.kill(seed := run.seed(), signal.SIGKILL)
-            wait_until(lambda: processes.running(seed) is None)
+            os.kill(pid := run.seed(), signal.SIGKILL)
+            wait_until(lambda: processes.running(pid) is None)
         elif "does not answer" in said:
             os.kill(run.seed(), signal.SIGSTOP)
         run.again()

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from ranks import slurm_step
-from slowness import LIMIT_S, scaled
+from slowness import LIMIT_S, scaled, wait_until
 
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.run import fence
@@ -182,7 +182,7 @@ def test_every_writer_is_refused_after_a_newer_start(
         WRITERS[what](run_dir)
     elif what == "usage":  # in a thread
         WRITERS[what](run_dir)
-        assert TAKEN in said.text
+        wait_until(lambda: TAKEN in said.text)
     else:
         with pytest.raises(RunDirError, match="a newer start of this job"):
             WRITERS[what](run_dir)
