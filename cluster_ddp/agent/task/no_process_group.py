@@ -1,7 +1,8 @@
 """Whether a rank surely trains alone: to its end, or two minutes after its start, it has torch and no connection.
 
 A rank of a process group keeps a TCP connection to the group's store, and with NCCL or gloo to other ranks. So a
-process tree without any TCP socket has joined none. One with sockets may have: then nothing is said.
+process tree without any TCP socket has joined none. One with sockets may have: then nothing is said. Nor of one that
+has hardly computed: on a busy node, or from a slow file system, imports take minutes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ LAST_LOOK_S = 100.0
 """Seconds after the start of a command."""
 EVERY_S, ALONE_EVERY_S = 2.0, 0.5
 """Seconds from one look to the next; from one that found the rank alone: it may join, train and end in a second."""
+_IMPORTS_CPU_S = 15.0  # CPU time that imports may take
 _ALONE_LOOKS = 17  # a short training has been alone for so long that it was no start
 
 
@@ -39,9 +41,10 @@ class GroupCheck:
         self._last_at += self._suspensions.missed_s(EVERY_S)
         if now >= self._look_at:
             alone = not self._notes.has_joined(self._rank) and is_alone(self._pid)
-            self._looks = self._looks + 1 if alone else 0
+            begins = alone and cpu_s(self._pid) < _IMPORTS_CPU_S
+            self._looks = self._looks + 1 if alone and not begins else 0
             self._look_at = now + (ALONE_EVERY_S if alone else EVERY_S)
-            if now >= self._last_at:
+            if now >= self._last_at and not begins:
                 self._report(1)
         return self._look_at - now
 
@@ -58,13 +61,23 @@ class GroupCheck:
 
 def is_alone(pid: int) -> bool:
     """Whether a command's processes have loaded torch, and surely are connected to no other rank."""
-    tree = [pid]
-    for one in tree:
-        tree += processes.children(one)
+    tree = _tree(pid)
     try:
         return any(_has_torch(one) for one in tree) and not any(_has_tcp(one) for one in tree)
     except OSError:  # one has just ended, or can't be looked at
         return False
+
+
+def cpu_s(pid: int) -> float:
+    """Return how many seconds of CPU time a command's processes have used."""
+    return sum(found.cpu_s for one in _tree(pid) if (found := processes.running(one)) is not None)
+
+
+def _tree(pid: int) -> list[int]:
+    tree = [pid]
+    for one in tree:
+        tree += processes.children(one)
+    return tree
 
 
 def _has_torch(pid: int) -> bool:

@@ -74,7 +74,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     _note_start(state, run_dir, saved_by)
     lines = [f"Resuming from {path}: {state.place_in_words()}", *differences]
     if any(shard.seen for shard in state.shards):
-        lines.append("The loop's code before an epoch's first batch runs again: it finds the weights of now.")
+        lines.append("Code of the loop before an epoch's first batch, if any, runs again, with the weights of now.")
     world.print("\n  ".join(lines))
     return bool(is_own)
 

@@ -24,9 +24,13 @@ log = logging.getLogger("cluster_ddp")
 
 _OF_TRAINED = (
     "call the model that world.wrap returns, not the one inside, and unfreeze parameters before: DDP averages no other "
-    "gradients. If the ranks' weights are averaged now and then (local SGD), save only after that"
+    "gradients; of a tensor of no module, average it yourself: world.all_reduce(tensor.grad) / world.world_size. If "
+    "the ranks' weights are averaged now and then (local SGD), save only after that"
 )
-_OF_OTHERS = "name a state that each rank has for itself in meters instead; it needs load_state_dicts(states)"
+_OF_OTHERS = (
+    "make the same on every rank what is of all: world.mean, world.all_reduce. Name a state that each rank has for "
+    "itself in meters instead; it needs load_state_dicts(states)"
+)
 
 
 class RankDifferences:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,7 @@ def test_it_is_said_once_when_it_is_time(
 ) -> None:
     """Afterwards a rank's agent sleeps until the rank ends, as it does if there is one rank."""
     monkeypatch.setattr(no_process_group, "is_alone", lambda pid: True)
+    monkeypatch.setattr(no_process_group, "cpu_s", lambda pid: 60.0)
     client = Said()
     check = no_process_group.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
     if has_joined:
@@ -142,6 +144,7 @@ def test_a_short_training_that_was_alone_is_told_at_its_end(
 ) -> None:
     left = list(looks)
     monkeypatch.setattr(no_process_group, "is_alone", lambda pid: left.pop(0))
+    monkeypatch.setattr(no_process_group, "cpu_s", lambda pid: 60.0)
     client = Said()
     check = no_process_group.GroupCheck(1, 3, 4, Notes(tmp_path), client)
     waits_s = []
@@ -152,3 +155,27 @@ def test_a_short_training_that_was_alone_is_told_at_its_end(
     assert client.said == []
     check.ended()
     assert client.said == said
+
+
+@pytest.mark.parametrize(("ends", "said"), [(False, [("alone", 3)]), (True, [])])
+def test_of_a_rank_that_has_hardly_computed_nothing_is_said_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float], ends: bool, said: list[tuple[str, int]]
+) -> None:
+    """It imports, for minutes, where the node is busy or its files are slow."""
+    used_s = [2.0]
+    monkeypatch.setattr(no_process_group, "is_alone", lambda pid: True)
+    monkeypatch.setattr(no_process_group, "cpu_s", lambda pid: used_s[0])
+    client = Said()
+    check = no_process_group.GroupCheck(1, 3, 4, Notes(tmp_path), client)
+    while now[0] < 1000.0 + 3 * no_process_group.LAST_LOOK_S:
+        now[0] += check.look()
+    if ends:
+        check.ended()
+    else:
+        used_s[0] = 20.0
+        now[0] += check.look()
+    assert client.said == said
+
+
+def test_what_a_tree_of_processes_has_computed() -> None:
+    assert no_process_group.cpu_s(os.getpid()) >= 0.9 * time.process_time()
