@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,9 +182,8 @@ class Task:
             else:
                 processes.kill_all_below(but=[*pids.values(), self._seed.pid])  # one whose seed did not answer
                 words = rank_command.in_container(options, command, own, ignored)
-                pid = supervisor.start(rank, *words, log=log, ignore_warnings=ignored)
-                with contextlib.suppress(OSError):  # it has just ended
-                    os.sched_setaffinity(pid, cpus)
+                with _bound_to(cpus):
+                    pid = supervisor.start(rank, *words, log=log, ignore_warnings=ignored)
             pids[rank] = pid
         if self._ranks[0] == 0 and (options.launcher == "fork" or self._is_restart):
             self._seed.say()
@@ -222,6 +221,18 @@ class Task:
         status = supervisor.keep()
         self._got_term |= supervisor.has_got_term
         return status
+
+
+@contextlib.contextmanager
+def _bound_to(cpus: set[int]) -> Iterator[None]:
+    """Bind this thread to CPUs: what it starts is bound to them from its first moment on, when it counts them."""
+    before = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # they were taken away
+        os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tuple[int, str]:

@@ -324,6 +324,29 @@ def test_what_cannot_be_forked_starts_anew_and_that_is_said_once(tmp_path: Path,
     assert logs == [f"{rank} {rank} {each if rank == 0 or cpus < 2 else cpus - each}\n" for rank in (0, 1)]
 
 
+# An agent that sees to nothing until the rank that it has started has spoken, as on a busy node.
+SLOW = """from cluster_ddp.agent import __main__ as agent
+from cluster_ddp.agent.task.supervisor import Supervisor
+import time
+start = Supervisor.start
+def slow(supervisor, rank, *words, log=None, **more):
+    pid = start(supervisor, rank, *words, log=log, **more)
+    while not log.read_text():
+        time.sleep(0.05)
+    return pid
+Supervisor.start = slow
+agent.run()"""
+
+
+def test_a_rank_that_starts_anew_has_its_cpus_from_the_first_moment_on(tmp_path: Path) -> None:
+    """It counts them when it imports torch."""
+    script = "import os; print(len(os.sched_getaffinity(0)))"
+    more = {"CLUSTER_DDP_PRELOAD": "nowhere", "CLUSTER_DDP_RUN_DIR": str(tmp_path)}
+    assert run(tmp_path, script, agent=("-c", SLOW), **more)[0] == 0
+    logs = [(tmp_path / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert sum(map(int, logs)) == max(2, len(os.sched_getaffinity(0)))
+
+
 def test_a_script_that_is_missing_is_named_by_python(tmp_path: Path) -> None:
     status, _, err = run(tmp_path, "", words=("missing.py",))
     assert status == 2 and "can't open file" in err
