@@ -66,7 +66,7 @@ def seconds(launcher: str, arguments: argparse.Namespace, sandbox: str, folder: 
         nodes=arguments.nodes,
         gpus_per_node=arguments.ranks,
         time="5",
-        launcher=launcher,  # type: ignore[arg-type]  # checked there
+        launcher=launcher,
     )
     asked = agent_options(spec, run_dir=f"{folder}/{launcher}-%j")
     begun = f'run={shlex.quote(f"{folder}/{launcher}")}-$SLURM_JOB_ID; mkdir -p "$run"; date +%s.%N >"$run/begun"'
