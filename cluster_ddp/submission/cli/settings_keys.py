@@ -87,10 +87,12 @@ def value_of(origin: str, key: str, raw: Any) -> Any:
 
 
 def _needed(key: str) -> dict[str, Any]:
-    """Values of the fields without which this one is illegal."""
+    """Values of the fields without which this one is illegal. They allow it any legal value: of a number, the least."""
     needs = form_of(next(one for one in _FIELDS if one.name == key)).needs
     first = next(iter(needs), None)
-    return {} if first is None else {first: needs[first], **_needed(first)}
+    if first is None:
+        return {}
+    return {first: 1 if isinstance(needs[first], int) else needs[first], **_needed(first)}
 
 
 def _line(key: str, raw: Any) -> str:

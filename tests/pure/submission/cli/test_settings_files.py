@@ -430,3 +430,9 @@ def test_a_users_private_group_is_nobody_else(site: Site, monkeypatch: pytest.Mo
             assert site.load().values == {"nodes": 2}
         else:
             assert "may be written by others" in site.error().found
+
+
+def test_a_number_that_needs_another_option_may_be_large() -> None:
+    """It is checked alone: beside one task at a time, jobs may be many."""
+    assert settings_keys.value_of("cluster.toml", "jobs", 5000) == 5000
+    assert settings_keys.value_of("cluster.toml", "pack", 5000) == 5000
