@@ -24,7 +24,7 @@ class Form(NamedTuple):
     least: int = 0
     """The smallest number. One that may be left out is 1 or more."""
     needs: Mapping[str, Any] = MappingProxyType({})
-    """Options of which it needs one, each with a value for an example."""
+    """Options: without one of these, it is illegal. Each has a value for an example."""
     hint: str = ""
     """What to do about an illegal value; empty: shown by an example."""
     names: Sequence[str] = ()

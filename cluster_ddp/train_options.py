@@ -12,6 +12,7 @@ from typing import Literal
 
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.mnist.idx_files import FOLDER
+from cluster_ddp.option_form import flag
 from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.stop_signals import number_of
 
@@ -110,7 +111,7 @@ class TrainConfig:
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not is_legal(value):
-                    option = "--" + name.replace("_", "-")
+                    option = flag(name)
                     asked = f"Training with {option} {value}:"
                     raise SpecError(asked, f"{name} must be {legal}.", f"give {option} {legal}")
         is_folder = self.dataset.startswith(FOLDER) and self.dataset != FOLDER
@@ -144,7 +145,7 @@ class TrainConfig:
         wanted = "name a checkpoint or a run directory: --resume PATH"
         yield self.eval_only and not is_path, "--eval-only", "there are no weights to test", wanted
         for name in ("dry_run", "save_model"):
-            option = "--" + name.replace("_", "-")
+            option = flag(name)
             unused = self.eval_only and bool(getattr(self, name))
             yield unused, f"--eval-only {option}", f"{option} needs a training", "leave one out"
 

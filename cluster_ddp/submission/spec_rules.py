@@ -59,7 +59,7 @@ def _check_choices(asked: JobOptions) -> None:
         raise field_error("gpus_per_task", asked.gpus_per_task, f"a divisor of gpus_per_node={asked.gpus_per_node}")
     for one, other in ALTERNATIVES:
         if getattr(asked, one) is not None and (value := getattr(asked, other)) is not None:
-            hint = f"leave out --{one} or --{other}".replace("_", "-")
+            hint = f"leave out {flag(one)} or {flag(other)}"
             raise field_error(other, value, f"left out when {one} is given", hint=hint)
     if asked.exclude is not None:
         _check_exclude(asked.exclude)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from cluster_ddp.errors import counted
+from cluster_ddp.option_form import flag
 from cluster_ddp.submission.validation import field_error
 
 
@@ -19,7 +20,7 @@ def check(asked: Any, *, tasks: int) -> None:
         return
     for name, value, alone in (("nodes", asked.node_range, "1"), ("spare_nodes", asked.spare_nodes, 0)):
         if value != alone:
-            hint = f"--{name.replace('_', '-')} {alone}; or leave out --pack: each task is then a job"
+            hint = f"{flag(name)} {alone}; or leave out --pack: each task is then a job"
             raise field_error(name, value, f"{alone} with pack: the tasks of a job share one node", hint=hint)
     _check_shares(asked, tasks)
     if asked.mem is not None and not int(asked.mem.rstrip("KMGT")):

@@ -135,8 +135,12 @@ class Unsaved:
 
     def _is_trained(self, module: torch.nn.Module) -> bool:
         """Whether an optimizer has parameters of it: an average of weights only takes part in evaluations."""
-        trained = {id(one) for optimizer in self._groups for one in optimizer_state.parameters(optimizer)}
+        trained = self._trained_by_parts()
         return any(id(one) in trained for one in module.parameters())
+
+    def _trained_by_parts(self) -> set[int]:
+        """The ids of the parameters that the parts' optimizers have."""
+        return {id(one) for optimizer in self._groups for one in optimizer_state.parameters(optimizer)}
 
     def begin(self) -> None:
         """Call it when the loop begins, in it, on rank 0."""
@@ -190,7 +194,7 @@ class Unsaved:
         self._tell_of_optimizers(step)
 
     def _tell_of_optimizers(self, step: int) -> None:
-        trained = {id(parameter) for one in self._groups for parameter in optimizer_state.parameters(one)}
+        trained = self._trained_by_parts()
         in_place_of_part = False
         for optimizer in set(self._steps.optimizers) - self._inside_parts():
             replaces = any(id(parameter) in trained for parameter in optimizer_state.parameters(optimizer))

@@ -178,4 +178,5 @@ def test_of_a_rank_that_has_hardly_computed_nothing_is_said_yet(
 
 
 def test_what_a_tree_of_processes_has_computed() -> None:
-    assert no_process_group.cpu_s(os.getpid()) >= 0.9 * time.process_time()
+    used_s = time.process_time()
+    assert no_process_group.cpu_s(os.getpid()) >= used_s - 0.1  # it is counted in clock ticks
