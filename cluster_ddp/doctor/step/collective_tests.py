@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import statistics
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.agent.channel import Key
+from cluster_ddp.runtime.fork.forked_program import TORCH_MODULES
 from cluster_ddp.slurm.topology import Topology
 
 if TYPE_CHECKING:
@@ -24,12 +26,14 @@ _REPEATS = 5
 
 
 def import_torch() -> tuple[float, str | None]:
-    """Import torch. Returns the seconds that it took, and why it failed; None if it did not."""
+    """Import torch, with all that DDP imports later: the others' collectives must not wait for an import.
+
+    Returns the seconds that it took, and why it failed; None if it did not.
+    """
     start = time.monotonic()
     try:
-        import torch
-        import torch.distributed
-        import torch.nn.parallel  # noqa: F401 - for the time of the import
+        for name in TORCH_MODULES:
+            importlib.import_module(name)
     except BaseException as error:  # an extension may raise anything
         return time.monotonic() - start, f"{type(error).__name__}: {error}"
     return time.monotonic() - start, None

@@ -21,13 +21,17 @@ from typing import cast
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.device import binding
 
-MODULES = (
+TORCH_MODULES = (
     "torch",
     "torch.distributed",
     "torch.nn.parallel",
     "torch.optim",
     "torch.utils.data",
-    "torch._dynamo",  # the first use of an optimizer imports it
+    "torch._dynamo",  # DDP's constructor imports it, and the first use of an optimizer
+)
+"""Modules of torch that each rank of a training imports."""
+MODULES = (
+    *TORCH_MODULES,
     "cluster_ddp.runtime.checkpoint.checkpointer",
     "cluster_ddp.runtime.non_finite",
     "cluster_ddp.runtime.console",

@@ -97,7 +97,8 @@ def _told_late(module: ModuleType) -> None:
 
 def _not_loaded(module: ModuleType) -> None:
     """In what forks ranks, or waits to become one: it need not import the tracer for them."""
-    module.MODULES = tuple(name for name in module.MODULES if name != _DYNAMO)  # type: ignore[attr-defined]
+    for names in ("TORCH_MODULES", "MODULES"):
+        setattr(module, names, tuple(name for name in getattr(module, names) if name != _DYNAMO))
 
 
 _CHANGES: dict[str, Callable[[ModuleType], object]] = {
