@@ -149,7 +149,7 @@ def _dcp_load(training: Training, folder: Path) -> None:
 
 def _hash_own(path: Path, rank: int) -> None:
     checkpoint_file.digest(path)
-    checkpoint_file.digest(next(path.with_suffix(".shards").glob(f"rank-{rank}-*")))
+    checkpoint_file.digest(next(path.with_suffix(".pieces").glob(f"rank-{rank}-*")))
 
 
 class Many:

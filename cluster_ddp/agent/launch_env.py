@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
 from cluster_ddp.run.names import RESUME, Env, File
 from cluster_ddp.slurm import port, variables
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
         return self.world_size if launcher == "srun" else self.nodes
 
 
-def shape(options: Options, env: Mapping[str, str]) -> Shape:
+def shape(options: AgentOptions, env: Mapping[str, str]) -> Shape:
     """Return the shape of a job of Slurm, from the options, and else from what Slurm gave.
 
     Without --ranks-per-node: the job's tasks per node; if that is one, and the node has several GPUs, one for each
@@ -90,7 +90,7 @@ def _gpus_per_task(v: Variables) -> int:
     return int(count[1]) if count else bool(asked)
 
 
-def _tasks_per_node(v: Variables, options: Options) -> int:
+def _tasks_per_node(v: Variables, options: AgentOptions) -> int:
     try:
         counts = v.job_tasks()
     except TopologyError:
@@ -106,14 +106,14 @@ def _tasks_per_node(v: Variables, options: Options) -> int:
     return max(1, min(counts))
 
 
-def run_dir(options: Options, label: str) -> Path | None:
+def run_dir(options: AgentOptions, label: str) -> Path | None:
     """Return the run directory of a job, 12 or 12_3, absolute; None if it has none."""
     if options.run_dir is None:
         return None
     return Path(options.run_dir.replace("%j", label).replace("%a", label.rpartition("_")[2])).absolute()
 
 
-def common(options: Options, folder: Path | None) -> dict[str, str]:
+def common(options: AgentOptions, folder: Path | None) -> dict[str, str]:
     """Return the variables that a job has everywhere."""
     values = {Env.SECRET: os.urandom(32).hex()}  # by which the ranks of this start recognise each other
     # Else a vocabulary from set(words) has another order in each rank, and after each restart.
@@ -141,7 +141,7 @@ def of_start(env: Mapping[str, str], host: str, start: int) -> dict[str, str]:
     return {Env.START: str(start), **rendezvous}
 
 
-def on_slurm(options: Options, size: Shape, label: str) -> dict[str, str]:
+def on_slurm(options: AgentOptions, size: Shape, label: str) -> dict[str, str]:
     """Return the variables of a job of Slurm that its tasks inherit in each start."""
     values = {
         **common(options, run_dir(options, label)),
@@ -154,7 +154,7 @@ def on_slurm(options: Options, size: Shape, label: str) -> dict[str, str]:
     return values
 
 
-def on_this_machine(options: Options, ranks: int, start: int, requeues: int = 0) -> dict[str, str]:
+def on_this_machine(options: AgentOptions, ranks: int, start: int, requeues: int = 0) -> dict[str, str]:
     """Return the variables of one start of a job on this machine; `of_local_rank` has those of each rank.
 
     `requeues`: how often it was started again after a stop in time.
@@ -186,7 +186,7 @@ def on_this_machine(options: Options, ranks: int, start: int, requeues: int = 0)
 _SUBMITIT = {"SUBMITIT_LOG_LEVEL": os.environ.get("SUBMITIT_LOG_LEVEL", "CRITICAL")}
 
 
-def of_local_rank(options: Options, rank: int) -> dict[str, str]:
+def of_local_rank(options: AgentOptions, rank: int) -> dict[str, str]:
     """Return the variables of one rank on this machine."""
     values = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     if options.function:
@@ -199,7 +199,7 @@ def task(env: Mapping[str, str]) -> str:
     return env.get("RANK", "0") if Env.LOCAL_JOB_ID in env else env["SLURM_PROCID"]
 
 
-def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:
+def of_task(options: AgentOptions, env: Mapping[str, str]) -> dict[str, str]:
     """Return what a task of Slurm adds: torchrun's variables, for scripts that know nothing of Slurm.
 
     Raises:

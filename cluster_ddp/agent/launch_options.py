@@ -90,7 +90,7 @@ class RankOptions:
 
 
 @dataclass(frozen=True)
-class Options(RankOptions):
+class AgentOptions(RankOptions):
     """What to start, and what to do when it ends."""
 
     ranks: int | None = None
@@ -137,7 +137,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def words(options: Options) -> list[str]:
+def words(options: AgentOptions) -> list[str]:
     """Return options as words of a command line, without those that have their default; the inverse of `parse`.
 
     Each option is one word, with its value if it has one: so the value may begin with a dash.
@@ -156,14 +156,14 @@ def words(options: Options) -> list[str]:
     return [*found, "--", *options.command]
 
 
-def parse(line: Sequence[str]) -> Options:
+def parse(line: Sequence[str]) -> AgentOptions:
     """Return the options of a command line of the agent, which a script or another agent has written with `words`.
 
     Raises:
         SpecError: it has another form.
     """
     own, command = split(line)
-    known = {flag(one.name): one for one in fields(Options) if one.name != "command"}
+    known = {flag(one.name): one for one in fields(AgentOptions) if one.name != "command"}
     values: dict[str, Any] = {}
     for word in own:
         name, _, text = word.partition("=")
@@ -176,7 +176,7 @@ def parse(line: Sequence[str]) -> Options:
         values[one.name] = (*values.get(one.name, ()), *value) if isinstance(value, tuple) else value
     if not command:
         raise SpecError("Reading the options of a job's agent:", "there is no command.", "give it behind two dashes")
-    return Options(**values, command=tuple(command))
+    return AgentOptions(**values, command=tuple(command))
 
 
 def _value(kind: str, text: str) -> Any:

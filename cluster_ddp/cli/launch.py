@@ -26,8 +26,8 @@ from cluster_ddp.agent import launch_options
 from cluster_ddp.agent.__main__ import PROGRAM
 from cluster_ddp.agent.job import inherited_env, launch_job
 from cluster_ddp.agent.job.local_job import LocalJob
-from cluster_ddp.agent.job.start_loop import Job
-from cluster_ddp.agent.launch_options import Options, RankOptions
+from cluster_ddp.agent.job.start_loop import BaseJob
+from cluster_ddp.agent.launch_options import AgentOptions, RankOptions
 from cluster_ddp.argument_parser import ASKED, HELP_ALL, Parser, add_fields, joined, value_of
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.option_form import flag, form_of
@@ -56,9 +56,9 @@ def parser(*, with_texts: bool = True) -> Parser:
     """
     top = Parser(PROGRAM, usage="%(prog)s [OPTIONS] -- COMMAND …", description=__doc__, daily=_DAILY)
     top.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
-    left_out = {"command", *(one.name for one in fields(Options) if form_of(one).is_for_agent)}
+    left_out = {"command", *(one.name for one in fields(AgentOptions) if form_of(one).is_for_agent)}
     own, ranks = top.add_argument_group("where the ranks run"), top.add_argument_group("the ranks")
-    add_fields(own, Options, with_texts=with_texts, left_out=left_out | OF_RANKS)
+    add_fields(own, AgentOptions, with_texts=with_texts, left_out=left_out | OF_RANKS)
     add_fields(ranks, RankOptions, with_texts=with_texts, left_out=left_out)
     return top
 
@@ -104,14 +104,14 @@ def _parsed(own: list[str], command: list[str]) -> argparse.Namespace:
     return top.parse_args(own) if rest else found
 
 
-def _options(found: argparse.Namespace, command: Sequence[str]) -> Options:
+def _options(found: argparse.Namespace, command: Sequence[str]) -> AgentOptions:
     """What was given."""
     values = {name: value for name, value in vars(found).items() if value is not None and name != "dry_run"}
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return Options(**{**values, **lists}, command=tuple(command))
+    return AgentOptions(**{**values, **lists}, command=tuple(command))
 
 
-def _check_place(asked: Options, env: Mapping[str, str]) -> None:
+def _check_place(asked: AgentOptions, env: Mapping[str, str]) -> None:
     """Refuse --ranks where Slurm starts the ranks, its absence where Slurm has started something, and what lacks it."""
     job, is_in_step = env.get("SLURM_JOB_ID"), Variables(env).step_id() is not None
     if asked.ranks is None:
@@ -135,7 +135,7 @@ def _check_place(asked: Options, env: Mapping[str, str]) -> None:
         raise SpecError(f"Starting ranks with --spare-nodes {spares}:", found, "leave out --spare-nodes")
 
 
-def _check_range(asked: Options, env: Mapping[str, str]) -> None:
+def _check_range(asked: AgentOptions, env: Mapping[str, str]) -> None:
     """Refuse a range of nodes that is not the job's, or has no use."""
     if asked.nodes is None:
         return
@@ -158,7 +158,7 @@ def _check_range(asked: Options, env: Mapping[str, str]) -> None:
         raise SpecError(given, found, f"the range of the job: #SBATCH --nodes={asked.nodes}; or leave out --nodes")
 
 
-def _start_frozen(job: Job) -> None:
+def _start_frozen(job: BaseJob) -> None:
     """If the agent is to run in a container, go on as the frozen one: the installed package is not in there."""
     asked = job.options
     image = asked.container_image
@@ -175,7 +175,7 @@ def _start_frozen(job: Job) -> None:
     os.execv(sys.executable, [sys.executable, "-I", "-S", str(agent), "job", *launch_options.words(asked)])
 
 
-def preview(job: Job) -> str:
+def preview(job: BaseJob) -> str:
     """Return what would be started, and the variables of rank 0. The secret is made at each start, and never shown."""
     nodes, each = job.size.nodes, job.size.ranks_per_node
     where = "" if nodes == 1 else f" on {counted(nodes, 'node')}, {each} on each"

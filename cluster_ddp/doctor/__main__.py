@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.argument_parser import Parser, add_fields
 from cluster_ddp.doctor.step.leader_follower import Follower, Leader
-from cluster_ddp.doctor.step.rank import Identity, Options
+from cluster_ddp.doctor.step.rank import DoctorOptions, RankIdentity
 from cluster_ddp.doctor.step.report_folder import LEADS
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.run.names import Env
@@ -42,7 +42,7 @@ _FORMS: dict[str, dict[str, Any]] = {
 
 
 def parser(*, with_texts: bool = True) -> Parser:
-    """The command line, without submit's options: --autopsy, and an option for each field of `Options`.
+    """The command line, without submit's options: --autopsy, and an option for each field of `DoctorOptions`.
 
     Args:
         with_texts: read the fields' docstrings for --help, which takes some milliseconds.
@@ -50,7 +50,7 @@ def parser(*, with_texts: bool = True) -> Parser:
     top = Parser(PROGRAM, description=__doc__)
     autopsy = "say where the ranks of a run hung, from its run directory"
     top.add_argument("--autopsy", type=Path, metavar="RUN", help=autopsy)
-    add_fields(top, Options, with_texts=with_texts, forms=_FORMS)
+    add_fields(top, DoctorOptions, with_texts=with_texts, forms=_FORMS)
     return top
 
 
@@ -76,10 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return login_node_checks.examine(options, os.environ)
 
 
-def _examine_step(options: Options) -> int:
+def _examine_step(options: DoctorOptions) -> int:
     """Examine this rank, together with all others of its step. Rank 0 prints the verdict. Returns the status of all."""
     host_setup.raise_open_files_limit()
-    identity = Identity.of(os.environ)
+    identity = RankIdentity.of(os.environ)
     folder = identity.report_folder(os.environ)
     # Several processes may take themselves for rank 0: the first that makes a file leads.
     leads = identity.rank == 0 and folder.is_first(LEADS, otherwise=True)
@@ -101,11 +101,11 @@ def _autopsy(run: Path, others: Sequence[str], *, as_json: bool) -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def _options(arguments: argparse.Namespace) -> DoctorOptions:
     values = {name: value for name, value in vars(arguments).items() if name != "autopsy" and value is not None}
     if os.environ.get(Env.RUN_DIR):
         values.setdefault("run_dir", Path(os.environ[Env.RUN_DIR]))
-    return Options(**values)
+    return DoctorOptions(**values)
 
 
 def _submit(options: Sequence[str], words: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from cluster_ddp.doctor.checks import all_checks, folders, resource_limits, task_allocation
 from cluster_ddp.doctor.checks.check_types import Site
 from cluster_ddp.doctor.findings import Finding, Verdict
-from cluster_ddp.doctor.step.rank import Options
+from cluster_ddp.doctor.step.rank import DoctorOptions
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.slurm.topology import Topology
@@ -33,7 +33,7 @@ CHECKS = {
 """Name of a check -> what it detects."""
 
 
-def examine(options: Options, env: Mapping[str, str]) -> int:
+def examine(options: DoctorOptions, env: Mapping[str, str]) -> int:
     """Examine this login node, print the verdict, and return the exit status."""
     verdict = Verdict(subject=f"the login node {os.uname().nodename}, as {getpass.getuser()}", num_nodes=0)
     site = Site(

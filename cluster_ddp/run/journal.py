@@ -33,7 +33,7 @@ class Event:
     START = "start"
     """Ranks start (`Start`): the job has `nodes` since then, or `since` earlier."""
     LINK = "link"
-    """A task of a chain begins (`agent.job.chain.Link`)."""
+    """A task of a chain begins (`agent.job.chain.ChainLink`)."""
     TURN = "turn"
     """The job that holds this one starts it (`run.turns`)."""
     NODES = "nodes"

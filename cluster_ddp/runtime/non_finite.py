@@ -56,7 +56,7 @@ class FiniteCheck:
         self._is_scaled = scaler is not None and scaler.is_enabled()
         self._parameters = list(model.parameters())
         self._at_once = world.device.type == "cpu" or on_nan == "continue"
-        self._verdicts: list[_Verdict] = []  # of the steps since the last look
+        self._step_checks: list[_StepCheck] = []  # of the steps since the last look
 
     def may_update(self, loss: torch.Tensor, *, step: int, epoch: int) -> bool:
         """Return whether the optimizer may make its step. Call it on every rank after backward().
@@ -74,7 +74,7 @@ class FiniteCheck:
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         asked = f"Training, step {step} of epoch {epoch}:"
-        self._verdicts.append(_Verdict(are_finite(gradients), loss.detach(), asked))
+        self._step_checks.append(_StepCheck(are_finite(gradients), loss.detach(), asked))
         return self.look() if self._at_once else True
 
     def look(self) -> bool:
@@ -83,7 +83,7 @@ class FiniteCheck:
         Raises:
             NonFiniteError: one was not, and `on_nan` is "stop".
         """
-        verdicts, self._verdicts = self._verdicts, []
+        verdicts, self._step_checks = self._step_checks, []
         self._world.synchronize()
         if not verdicts:
             return True
@@ -95,7 +95,7 @@ class FiniteCheck:
             return True
         return not any(self._is_bad(verdict) for verdict, is_finite in zip(verdicts, finite.tolist()) if not is_finite)
 
-    def _is_bad(self, first: _Verdict) -> bool:
+    def _is_bad(self, first: _StepCheck) -> bool:
         """Report a step with non-finite gradients, unless a scaler has made them so. A collective."""
         losses = self._world.gather((float(first.loss), node_name(os.environ)))
         wrong = [
@@ -199,7 +199,7 @@ def are_finite(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _StepCheck:
     """The result of one step; its tensors are on the device."""
 
     is_finite: torch.Tensor

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.agent import launch_options
-from cluster_ddp.agent.launch_options import Options, RankOptions
+from cluster_ddp.agent.launch_options import AgentOptions, RankOptions
 from cluster_ddp.run.names import File
 from cluster_ddp.submission.checks import site_template
 from cluster_ddp.submission.spec import JobSpec
@@ -24,16 +24,16 @@ TEMPLATE = "job.sbatch.j2"
 """The template of a batch script."""
 
 
-def agent_options(spec: JobSpec, *, function: bool = False, **more: Any) -> Options:
-    """Return what the agent needs of a specification, with further fields of `Options` or other values of them."""
+def agent_options(spec: JobSpec, *, function: bool = False, **more: Any) -> AgentOptions:
+    """Return what the agent needs of a specification, with further fields of `AgentOptions` or other values of them."""
     values = {one.name: getattr(spec, one.name) for one in fields(RankOptions)} | more
     if spec.max_nodes is not None:  # the job has no number of tasks then
         values = {"nodes": spec.node_range, "ranks_per_node": spec.ranks_per_node, **values}
     grid = {} if function else {key: list(grid) for key, grid in spec.grid.items()}
-    return Options(**values, function=function, grid=grid)
+    return AgentOptions(**values, function=function, grid=grid)
 
 
-def render(spec: JobSpec, asked: Options, *, source: str, agent: str = "") -> str:
+def render(spec: JobSpec, asked: AgentOptions, *, source: str, agent: str = "") -> str:
     """Render the batch script of a job.
 
     Args:
@@ -54,7 +54,7 @@ def render(spec: JobSpec, asked: Options, *, source: str, agent: str = "") -> st
     return site_template.rendered(site, values, environment, ours=ours) if site else ours
 
 
-def render_local(spec: JobSpec, asked: Options, *, source: str, code: str | None) -> str:
+def render_local(spec: JobSpec, asked: AgentOptions, *, source: str, code: str | None) -> str:
     """Render the script that runs a job on this machine. It takes the run directory as its argument. See `render`.
 
     Args:
@@ -69,7 +69,7 @@ def render_local(spec: JobSpec, asked: Options, *, source: str, code: str | None
     return environment().get_template("local.sh.j2").render(values)
 
 
-def _values(spec: JobSpec, asked: Options, source: str, agent: str) -> dict[str, Any]:
+def _values(spec: JobSpec, asked: AgentOptions, source: str, agent: str) -> dict[str, Any]:
     """The variables of a template."""
     words = launch_options.words(asked)
     at = words.index("--")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from math import ceil
 
-from cluster_ddp.agent.launch_options import Options, RankOptions
+from cluster_ddp.agent.launch_options import AgentOptions, RankOptions
 from cluster_ddp.errors import SpecError, nearest_name
 from cluster_ddp.option_form import Form, flag, form_of
 from cluster_ddp.submission.job_options import DAYS, JobOptions
@@ -23,7 +23,7 @@ SET_ELSEWHERE = frozenset(_SET_ELSEWHERE.split())
 """Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
 --quiet: with them, sbatch does not simply submit a job and print its id."""
 
-_FORMS = {one.name: form_of(one) for options in (Options, JobOptions) for one in fields(options)}
+_FORMS = {one.name: form_of(one) for options in (AgentOptions, JobOptions) for one in fields(options)}
 
 
 def check_fields(asked: RankOptions) -> None:

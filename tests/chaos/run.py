@@ -18,7 +18,7 @@ from chaos.training import SLOW_DISK
 from cluster_ddp.run import journal
 from cluster_ddp.run.names import Env, File, Then
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
-from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded import pieces_file
 from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
@@ -285,13 +285,13 @@ class Run:
         if files := folder.CheckpointFolder(where, keep=KEEP).files():
             try:
                 checkpoint_file.digest(files[0])
-                shard_file.check_all(files[0])
+                pieces_file.check_all(files[0])
             except (checkpoint_file.DamagedError, OSError) as error:
                 self.fail(f"the newest checkpoint, {files[0]}, can't be read: {error}")
 
     def leftovers(self) -> list[str]:
-        """Temporary files, and shard files without a checkpoint."""
-        shards = self.run_dir.rglob(f"*{shard_file.SUFFIX}")
+        """Temporary files, and pieces files without a checkpoint."""
+        shards = self.run_dir.rglob(f"*{pieces_file.SUFFIX}")
         orphans = (path for path in shards if not path.with_suffix(".pt").exists())
         return [path.name for path in (*self.run_dir.rglob("*.tmp"), *orphans)]
 

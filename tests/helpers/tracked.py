@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.runtime.run_dir.trackers import Point
+from cluster_ddp.runtime.run_dir.trackers import MetricPoint
 
 Values = dict[str, list[tuple[int, float]]]
 """Steps and values of each tag, in order."""
@@ -19,7 +19,7 @@ def truth(run_dir: Path) -> Values:
     """What metrics.jsonl says."""
     found: Values = {}
     for number, line in enumerate((run_dir / "metrics.jsonl").read_text().splitlines()):
-        point = Point.of(json.loads(line), number)
+        point = MetricPoint.of(json.loads(line), number)
         for tag, value in point.values.items():
             found.setdefault(tag, []).append((point.step, value))
     return found

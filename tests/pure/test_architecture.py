@@ -138,6 +138,12 @@ def test_a_file_is_found_by_its_name() -> None:
     assert twins == []
 
 
+def test_a_class_is_found_by_its_name() -> None:
+    """No two classes have one name: a name means one thing."""
+    names = [node.name for path in MODULES.values() for node in sources.nodes(path) if isinstance(node, ast.ClassDef)]
+    assert [name for name in names if name[0] != "_" and names.count(name) > 1] == []
+
+
 def test_only_run_opens_what_says_whose_a_run_directory_is() -> None:
     """spec.json, job.json, job.jsonl: elsewhere, calls at most ask whether they are there."""
     asks = {"exists", "lexists", "access", "append", "quote", "str", "resolve", "refuse_others"}

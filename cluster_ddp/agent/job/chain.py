@@ -29,7 +29,7 @@ _LARGEST = 8 << 20
 _ENDED = r"\*\*\* JOB {} ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?"
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """A task of a chain that has begun."""
 
     number: int
@@ -46,15 +46,15 @@ class Link(NamedTuple):
     """What follows, once its ranks have ended: one of `Then`."""
 
 
-def links(folder: Path, array: str) -> list[Link]:
+def links(folder: Path, array: str) -> list[ChainLink]:
     """Return the tasks of a chain that have begun, in this order."""
-    found: list[Link] = []
+    found: list[ChainLink] = []
     for one in journal.events(folder):
         is_link = one.get("event") == Event.LINK and one.get("job") == array
         if is_link and type(one.get("number")) is type(one.get("requeue")) is int:
             before = found if one["requeue"] else []
             told = (str(one.get("slurm_job")), str(one.get("checkpoint")))
-            found = [*before, Link(one["number"], one["requeue"], *told)]
+            found = [*before, ChainLink(one["number"], one["requeue"], *told)]
     for start in journal.starts(folder):
         then = None if start.end is None else start.end.then
         found = [
@@ -127,7 +127,7 @@ def _newest(folder: Path) -> str:
     return tail(folder / File.PROGRESS, 4096).strip()
 
 
-def _over(folder: Path, array: str, before: Sequence[Link]) -> str:
+def _over(folder: Path, array: str, before: Sequence[ChainLink]) -> str:
     """Why nothing is left to do; empty if the training is to continue. Where nothing is known, it is."""
     if not before:
         return ""

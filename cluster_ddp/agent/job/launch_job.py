@@ -16,9 +16,9 @@ from cluster_ddp.agent import command_program
 from cluster_ddp.agent.job import inherited_env, job_log
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import SlurmJob
-from cluster_ddp.agent.job.start_loop import Job
+from cluster_ddp.agent.job.start_loop import BaseJob
 from cluster_ddp.agent.launch_env import Shape
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.errors import RunDirError, SpecError, counted
 from cluster_ddp.run import job_file, ownership, places
 from cluster_ddp.run.files import make_dir
@@ -26,7 +26,7 @@ from cluster_ddp.run.job_file import JobFile
 from cluster_ddp.run.names import File
 
 
-def job_of(asked: Options, env: Mapping[str, str]) -> Job:
+def job_of(asked: AgentOptions, env: Mapping[str, str]) -> BaseJob:
     """Return the job whose ranks are to be started.
 
     Args:
@@ -45,7 +45,7 @@ def job_of(asked: Options, env: Mapping[str, str]) -> Job:
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 
 
-def run(job: Job) -> int:
+def run(job: BaseJob) -> int:
     """Start a job's ranks, and wait for their end. Returns the exit status.
 
     Raises:
@@ -134,7 +134,7 @@ def _refuse_planted(run_dir: Path) -> None:
         raise RunDirError(f"Using the run directory {run_dir}:", found, hint)
 
 
-def gpu_remark(size: Shape, options: Options) -> str:
+def gpu_remark(size: Shape, options: AgentOptions) -> str:
     """Return what to say of a job whose tasks are not as many as its GPUs; empty if each task drives its GPUs.
 
     Raises:
@@ -155,7 +155,7 @@ def gpu_remark(size: Shape, options: Options) -> str:
     return f"warning: Starting {needed}: the job has {counted(gpus, 'GPU')} there; {fault}.\n  Hint: {hint}"
 
 
-def _check_cpus(size: Shape, options: Options) -> None:
+def _check_cpus(size: Shape, options: AgentOptions) -> None:
     ranks, cpus = size.ranks_per_node, size.node_cpus
     may_be_more = size.is_overcommitted or any(re.match(r"--overc|-\w*O", one) for one in options.srun_options)
     if options.launcher == "srun" and cpus is not None and ranks > cpus and not may_be_more:

@@ -22,10 +22,10 @@ from cluster_ddp.agent.job import job_log, srun_step
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.agent.job.srun_step import On
-from cluster_ddp.agent.job.start_loop import Job, Starts
+from cluster_ddp.agent.job.start_loop import BaseJob, Starts
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_env import Shape
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp.errors import RunDirError
@@ -40,10 +40,10 @@ _LOOK_S = 2.0
 _NEVER = float("inf")
 
 
-class LocalJob(Job):
+class LocalJob(BaseJob):
     """A job on this machine."""
 
-    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+    def __init__(self, options: AgentOptions, env: Mapping[str, str]) -> None:
         assert options.ranks is not None
         self.size, self.options = Shape(1, options.ranks, None, options.cpus_per_task), options
         self.label = self.job = str(os.getpid())
@@ -91,7 +91,7 @@ class LocalJob(Job):
         return again
 
     def listen(self) -> tuple[socket.socket, str]:
-        """Return a socket that listens for the tasks, and its host as they name it. See `Job`."""
+        """Return a socket that listens for the tasks, and its host as they name it. See `BaseJob`."""
         return channel_server.listen_here(), "127.0.0.1"
 
     def begin(self, on: On, number: int) -> dict[str, str]:
@@ -103,7 +103,7 @@ class LocalJob(Job):
         return launch_env.on_this_machine(self.options, self.size.world_size, number, self.requeues)
 
     def start_step(self, on: On, reports: TaskReports) -> Supervisor:
-        """Start the agents of the tasks. See `Job`."""
+        """Start the agents of the tasks. See `BaseJob`."""
         if on.is_beside:
             processes.kill_all_below()  # what the start before has left behind
         cancel = functools.partial(self._end, "CANCELLED")
@@ -127,7 +127,7 @@ class LocalJob(Job):
         self._supervisor.end()
 
     def look(self, step: str, send: Callable[[signal.Signals], object], end: Callable[[], object]) -> float:
-        """Warn the ranks before the time limit, and end them there. See `Job`."""
+        """Warn the ranks before the time limit, and end them there. See `BaseJob`."""
         now, missed_s = time.monotonic(), self._suspensions.missed_s(_LOOK_S)
         self._warn_at, self._deadline = self._warn_at + missed_s, self._deadline + missed_s
         if now >= self._warn_at:

@@ -27,7 +27,7 @@ _ASK_S = 60.0
 _RUNS = ("RUNNING", "SUSPENDED", "RESIZING", "SIGNALING", "STOPPED")
 
 
-class Answer(NamedTuple):
+class CommandAnswer(NamedTuple):
     """What a command said."""
 
     is_ok: bool
@@ -43,7 +43,7 @@ def ask(
     with_stderr: bool = False,
     outlives_term: bool = False,
     folder: str | None = None,
-) -> Answer:
+) -> CommandAnswer:
     """Run one of Slurm's commands, for `ANSWER_S` at most. Nothing is raised: a failure is an answer, too.
 
     Args:
@@ -60,18 +60,18 @@ def ask(
                 argv, env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
             )
     except FileNotFoundError:
-        return Answer(False, f"{argv[0]}: command not found")
+        return CommandAnswer(False, f"{argv[0]}: command not found")
     except OSError as error:
-        return Answer(False, f"{argv[0]}: {error.strerror}")
+        return CommandAnswer(False, f"{argv[0]}: {error.strerror}")
     with child:
         try:
             words = child.communicate(timeout=ANSWER_S)[0].decode(errors="replace").strip()
         except subprocess.TimeoutExpired:
             child.kill()
-            return Answer(False, f"{argv[0]}: no answer within {ANSWER_S:g} s")
+            return CommandAnswer(False, f"{argv[0]}: no answer within {ANSWER_S:g} s")
     if child.returncode != 0:
         words = words or f"{argv[0]}: exit status {child.returncode}, no message"
-    return Answer(child.returncode == 0, words)
+    return CommandAnswer(child.returncode == 0, words)
 
 
 def hostnames(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def usable_nodes(env: Mapping[str, str], *, outlives_term: bool = False) -> set[
     return {*answer.words.split()} if answer.is_ok else None
 
 
-def instead_of(job: str, env: Mapping[str, str], *, outlives_term: bool = False) -> Answer:
+def instead_of(job: str, env: Mapping[str, str], *, outlives_term: bool = False) -> CommandAnswer:
     """Ask what Slurm does instead of the start of a job that an environment belongs to. Empty if it runs that start.
 
     A batch host that was cut off runs its script on when it comes back. By then Slurm may have started the job again
@@ -114,7 +114,9 @@ def instead_of(job: str, env: Mapping[str, str], *, outlives_term: bool = False)
     if env.get("ENVIRONMENT") == "BATCH":
         own["BatchHost"] = (env.get("SLURMD_NODENAME", ""),)
     said = {name: re.search(rf"(?<!\S){name}=(\S*)", answer.words) for name in own}
-    return Answer(True, ", ".join(found[0] for name, found in said.items() if found and found[1] not in own[name]))
+    return CommandAnswer(
+        True, ", ".join(found[0] for name, found in said.items() if found and found[1] not in own[name])
+    )
 
 
 class Configuration(NamedTuple):

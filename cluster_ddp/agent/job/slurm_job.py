@@ -22,9 +22,9 @@ from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.agent.job.restart.job_nodes import Nodes
 from cluster_ddp.agent.job.restart.requeue import Requeue
 from cluster_ddp.agent.job.srun_step import On
-from cluster_ddp.agent.job.start_loop import Job, Starts
+from cluster_ddp.agent.job.start_loop import BaseJob, Starts
 from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.supervisor import Supervisor
@@ -41,7 +41,7 @@ srun, too, which asks what it means."""
 _FIRST_WORDS_S = 30.0
 
 
-class SlurmJob(Job):
+class SlurmJob(BaseJob):
     """A job of Slurm, from one requeue to the next.
 
     Args:
@@ -53,7 +53,7 @@ class SlurmJob(Job):
         ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
     """
 
-    def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
+    def __init__(self, options: AgentOptions, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
         self.link = int(env["SLURM_ARRAY_TASK_ID"]) if options.chain else None
         """The number of the job in its chain; None without one."""
         if options.chain:
@@ -115,7 +115,7 @@ class SlurmJob(Job):
         self._began_s = slurm_commands.began_s(self.env) if is_ours else None  # another script may have done more
 
     def listen(self) -> tuple[socket.socket, str]:
-        """Return a socket that listens for the tasks, and its host as they name it. See `Job`.
+        """Return a socket that listens for the tasks, and its host as they name it. See `BaseJob`.
 
         Nodes may not know a login node by its name; Slurm tells each task where srun was started.
         """
@@ -139,7 +139,7 @@ class SlurmJob(Job):
         return found
 
     def start_step(self, on: On, reports: TaskReports) -> Supervisor:
-        """Start srun. See `Job`."""
+        """Start srun. See `BaseJob`."""
         supervisor = Supervisor(Notes(Path(os.devnull)), lambda end: None, held=HELD, takers=_srun_if_ready(reports))
         signal.signal(signal.SIGINT, lambda number, frame: None)
         options = replace(

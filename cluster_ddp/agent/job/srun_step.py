@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.launch_env import Shape
-from cluster_ddp.agent.launch_options import Options, words
+from cluster_ddp.agent.launch_options import AgentOptions, words
 from cluster_ddp.agent.task import rank_command, signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.run.names import Env, File
@@ -46,7 +46,7 @@ ALL = On()
 """On all nodes, with nothing beside it."""
 
 
-def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> list[str]:
+def srun(options: AgentOptions, size: Shape, folder: Path | None, on: On = ALL) -> list[str]:
     """Return the command that starts the tasks of a job."""
     command = ["srun", *_tasks(on.of(size), options.launcher), *on.options(), "--kill-on-bad-exit=1"]
     if folder is not None and options.launcher == "srun":  # with fork, each rank has a log of its own
@@ -62,18 +62,18 @@ def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> li
     return [*command, *words]
 
 
-def task(options: Options) -> list[str]:
+def task(options: AgentOptions) -> list[str]:
     """Return the command of a task's agent."""
     return [*agent(), "task", *_of_task(options)]
 
 
-def spares(options: Options, size: Shape, nodes: Sequence[str]) -> list[str]:
+def spares(options: AgentOptions, size: Shape, nodes: Sequence[str]) -> list[str]:
     """Return the command that starts an agent on each spare node."""
     on = On(tuple(nodes), is_beside=True)
     return ["srun", *_tasks(on.of(size)), *on.options(), *agent(), "spare", *_of_task(options)]
 
 
-def _of_task(options: Options) -> list[str]:
+def _of_task(options: AgentOptions) -> list[str]:
     """The job's options, without what the job does with them before and after."""
     return words(replace(options, grid={}, cleanup=None))
 
@@ -92,7 +92,7 @@ def _tasks(size: Shape, launcher: str = "") -> list[str]:
     return options
 
 
-def step_env(options: Options, size: Shape, env: Mapping[str, str], on: On = ALL) -> dict[str, str]:
+def step_env(options: AgentOptions, size: Shape, env: Mapping[str, str], on: On = ALL) -> dict[str, str]:
     """Return srun's environment. Its tasks, and nodes, may be others than the job's."""
     each = size.ranks_per_node if options.launcher == "srun" else 1
     if on.nodes:
@@ -100,7 +100,7 @@ def step_env(options: Options, size: Shape, env: Mapping[str, str], on: On = ALL
     return dict(env) if each == size.tasks_per_node else _without_tasks(env)
 
 
-def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, str]:
+def staged(options: AgentOptions, size: Shape, env: Mapping[str, str]) -> dict[str, str]:
     """Let each node unpack the environment of --stage-env. Returns the variables that name it for the tasks.
 
     A node that can't (its disk is full, say) says so; its ranks use the environment where it is.
@@ -116,7 +116,7 @@ def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, s
     return {Env.COPY: copy}
 
 
-def clean_up(options: Options, env: Mapping[str, str], status: int) -> None:
+def clean_up(options: AgentOptions, env: Mapping[str, str], status: int) -> None:
     """Run the lines for bash that follow the ranks, whose exit status is `status`; wait for their end."""
     if options.cleanup is not None:
         command, env = ["bash", "-c", options.cleanup], {**env, "status": str(status)}

@@ -12,26 +12,26 @@ from typing import Any, ClassVar
 
 from cluster_ddp.agent.channel import Key
 from cluster_ddp.agent.job import job_log, srun_step
-from cluster_ddp.agent.job.restart.failures import History, Verdict
+from cluster_ddp.agent.job.restart.failures import Decision, History
 from cluster_ddp.agent.job.restart.job_nodes import UNKNOWN, Nodes
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.srun_step import On
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.launch_env import Shape
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp.run import fence
 from cluster_ddp.run.names import Env, Then
 from cluster_ddp.run.outcome import Outcome
 
 
-class Job:
+class BaseJob:
     """What the loop asks of a job: where it runs decides. The answers here are those of a job without nodes."""
 
     shares_nodes: ClassVar[bool] = False
     """Whether others of our jobs are on its nodes: it has a part of a job of Slurm's."""
-    options: Options
+    options: AgentOptions
     size: Shape
     label: str
     """Its id, of an array's task with its number: 12, or 12_3."""
@@ -109,7 +109,7 @@ class Job:
 class Starts:
     """The starts of a job's ranks, as often as they may be."""
 
-    def __init__(self, job: Job, history: History) -> None:
+    def __init__(self, job: BaseJob, history: History) -> None:
         self._job = job
         self._history = history
         self.number = job.requeues + history.restarts
@@ -182,12 +182,12 @@ class Starts:
         asks = self._tasks.stays and not self._tasks.can_start_again
         return bool(self._job.over()) if asks else self._job.is_over
 
-    def _decide(self, ended: Outcome) -> Verdict:
+    def _decide(self, ended: Outcome) -> Decision:
         """Return what follows, and note it; end the step, unless the next start begins in it.
 
         What follows a start that was stopped in time is not known yet.
         """
-        follows = Verdict(Then.END)
+        follows = Decision(Then.END)
         if ended.state == "FAILED" and not self._is_over():
             follows = self.recovery.after(ended, self._reports)
         elif ended.state != "STOPPED" and not self._job.left(ended):

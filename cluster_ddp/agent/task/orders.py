@@ -14,7 +14,7 @@ from collections.abc import Callable
 from cluster_ddp import processes
 from cluster_ddp.agent import launch_env
 from cluster_ddp.agent.channel import Client, Message
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.task import python_module, signals
 from cluster_ddp.errors import one_line
 from cluster_ddp.slurm.variables import node_name
@@ -77,7 +77,7 @@ SPARE = "spare"
 _LIMIT_S = 30.0
 
 
-def wait_as_spare(options: Options) -> int:
+def wait_as_spare(options: AgentOptions) -> int:
     """On a node that takes no ranks yet: wait for orders until the job is over. Returns the exit status.
 
     So the job learns when the node is lost; and the node is examined before ranks start on it.
@@ -95,7 +95,7 @@ def wait_as_spare(options: Options) -> int:
     return 0
 
 
-def _examined(options: Options) -> str:
+def _examined(options: AgentOptions) -> str:
     """What is wrong with this node, in words; empty if nothing is."""
     import subprocess  # few tasks need it
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.errors import JobError
 from cluster_ddp.run.names import Env
 
@@ -45,13 +45,13 @@ export RANK="${RANK-$SLURM_PROCID}" LOCAL_RANK="${LOCAL_RANK-$SLURM_LOCALID}" NO
 exec "$@\""""
 
 
-def of_start(options: Options, env: Mapping[str, str]) -> list[str]:
+def of_start(options: AgentOptions, env: Mapping[str, str]) -> list[str]:
     """Return the command of a rank: the user's, from the second start on with the words of --restart-args."""
     return [*options.command, *(shlex.split(options.restart_args) if env.get(Env.START, "0") != "0" else [])]
 
 
 def in_container(
-    options: Options, command: Sequence[str], env: Mapping[str, str], ignored: bool
+    options: AgentOptions, command: Sequence[str], env: Mapping[str, str], ignored: bool
 ) -> tuple[Sequence[str], Mapping[str, str]]:
     """Return a command of a task, and its environment, in the job's Apptainer container, if it has one.
 

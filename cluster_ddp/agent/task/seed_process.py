@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import command_program
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.task import python_module, signals
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.agent.task.supervisor import say
@@ -43,7 +43,7 @@ class Seed:
         gives_up: is asked, while the seed is waited for, whether to wait no longer.
     """
 
-    def __init__(self, options: Options, *, gives_up: Callable[[], bool]) -> None:
+    def __init__(self, options: AgentOptions, *, gives_up: Callable[[], bool]) -> None:
         self.pid: int | None = None
         self._why_none = _why_none(options)
         self._is_wanted, self._gives_up = options.restarts > 0 or options.launcher == "fork", gives_up
@@ -173,7 +173,7 @@ class Seed:
         return said
 
 
-def _why_none(options: Options) -> str:
+def _why_none(options: AgentOptions) -> str:
     if options.container is not None:
         return "they are in a container"
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import launch_env, rank_notes
 from cluster_ddp.agent.channel import Client
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import python_module, rank_command, signals
@@ -35,7 +35,7 @@ PATIENCE_S = 60.0
 """Seconds until a killed process has to be gone. The kernel may have to wait for a driver or a file system."""
 
 
-def run(options: Options) -> int:
+def run(options: AgentOptions) -> int:
     """Keep the ranks of a task. Returns their exit status."""
     env = dict(os.environ)
     if Env.LOCAL_JOB_ID in env:
@@ -58,7 +58,7 @@ def run(options: Options) -> int:
 class Task:
     """A task's ranks."""
 
-    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+    def __init__(self, options: AgentOptions, env: Mapping[str, str]) -> None:
         self._options, self._env = options, env
         if options.launcher == "srun":
             self._ranks = [int(env["RANK"])]

@@ -23,7 +23,7 @@ from cluster_ddp.doctor.checks.check_types import Check, Site
 from cluster_ddp.doctor.checks.gpu_health import gpu_health
 from cluster_ddp.doctor.findings import Finding
 
-Task = Callable[[], Iterable[Any]]
+CheckTask = Callable[[], Iterable[Any]]
 """What is run: its items must fit JSON. A text says what it does from now on, such as the name of a check."""
 
 GROUPS: dict[str, tuple[Check, ...]] = {
@@ -88,7 +88,7 @@ OF_RANK_0 = {
 """Tier -> name of a check that rank 0 does with the reports of all -> what it detects."""
 
 
-def tasks(site: Site, *, for_node: bool, **others: Task) -> dict[str, Task]:
+def tasks(site: Site, *, for_node: bool, **others: CheckTask) -> dict[str, CheckTask]:
     """Return the checks of a rank as tasks, one for each group; under too low a limit of files, the check that says so.
 
     If it is `for_node`, this rank checks its node, too. `others` are further tasks.
@@ -112,7 +112,7 @@ def in_order(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda one: order.index(one.check) if one.check in order else -1)
 
 
-def broken_off(group: str, result: Result, node: str | None, limit_s: float) -> Iterator[Finding]:
+def broken_off(group: str, result: CheckResult, node: str | None, limit_s: float) -> Iterator[Finding]:
     """Yield the finding of a check that did not come back, or that failed itself; `node` is that of a job, if any."""
     name = f"{result.doing} ({group})" if result.doing else group
     if result.is_late:
@@ -135,7 +135,7 @@ def broken_off(group: str, result: Result, node: str | None, limit_s: float) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """What a task has given until its end."""
 
     items: list[Any]
@@ -151,16 +151,16 @@ class Result:
 class Running:
     """Tasks, by name, that run at the same time, each in a process of its own."""
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
+    def __init__(self, tasks: Mapping[str, CheckTask]) -> None:
         self._children = {name: _start(task) for name, task in tasks.items()}
 
-    def results(self, limit_s: float) -> dict[str, Result]:
+    def results(self, limit_s: float) -> dict[str, CheckResult]:
         """Return what each task gives in this time, by name, then kill them."""
         deadline = time.monotonic() + limit_s
         return {name: _result(*child, deadline) for name, child in self._children.items()}
 
 
-def _start(task: Task) -> tuple[int, int]:
+def _start(task: CheckTask) -> tuple[int, int]:
     """Return the process's id, and the descriptor that its items come from."""
     sys.stdout.flush()
     reading, writing = os.pipe()
@@ -191,7 +191,7 @@ def _close_all_but(descriptor: int) -> None:
                 os.close(int(path.name))
 
 
-def _result(pid: int, descriptor: int, deadline: float) -> Result:
+def _result(pid: int, descriptor: int, deadline: float) -> CheckResult:
     text, is_late = b"", True
     with open(descriptor, "rb") as pipe, selectors.PollSelector() as selector:  # it needs no open file of its own
         selector.register(pipe, selectors.EVENT_READ)
@@ -207,7 +207,7 @@ def _result(pid: int, descriptor: int, deadline: float) -> Result:
     if not is_late:
         failure = lines[-1]["error"] if lines and "error" in lines[-1] else f"its process ended: {ending}"
     doing = next((item for item in reversed(items) if isinstance(item, str)), "")
-    return Result([item for item in items if not isinstance(item, str)], doing, failure, is_late)
+    return CheckResult([item for item in items if not isinstance(item, str)], doing, failure, is_late)
 
 
 def _wait(pid: int, *, kill: bool) -> str:

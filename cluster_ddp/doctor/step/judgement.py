@@ -10,7 +10,7 @@ from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.doctor.step.collective_tests import SIZES
 from cluster_ddp.doctor.step.comparison import Reports
 from cluster_ddp.doctor.step.connecting import REFUSED, UNREACHED_HINTS
-from cluster_ddp.doctor.step.links import LARGE, LARGE_S, LOSSY, SLOW_BYTES_PER_S, Link
+from cluster_ddp.doctor.step.links import LARGE, LARGE_S, LOSSY, SLOW_BYTES_PER_S, NetworkLink
 
 _SLOWER_THAN_OTHERS = 3.0
 _STRAGGLER = 1.5
@@ -35,7 +35,7 @@ _TRAINING_FAILED = {
 }
 
 
-def of_links(links: Sequence[Link]) -> list[Finding]:
+def of_links(links: Sequence[NetworkLink]) -> list[Finding]:
     """Return what is wrong with the links between nodes."""
     found = []
     if lossy := [link for link in links if link.lost > LOSSY]:
@@ -64,14 +64,16 @@ def of_links(links: Sequence[Link]) -> list[Finding]:
     return [*found, *_slow(links)]
 
 
-def _of_some(check: str, those: Sequence[Link], links: Sequence[Link], what: str, evidence: str, hint: str) -> Finding:
+def _of_some(
+    check: str, those: Sequence[NetworkLink], links: Sequence[NetworkLink], what: str, evidence: str, hint: str
+) -> Finding:
     """Return a finding about some links, which blames the node that all of them have."""
     sick = _common_node(those, links)
     omit = f"; leave out the node: --exclude={sick[0]}" if sick else ""
     return Finding(check=check, what=what, evidence=evidence, hint=hint + omit, sick_nodes=sick)
 
 
-def _slow(links: Sequence[Link]) -> list[Finding]:
+def _slow(links: Sequence[NetworkLink]) -> list[Finding]:
     rates = {link: link.bytes_per_s for link in links if link.bytes_per_s is not None}
     typical = statistics.median(rates.values()) if rates else 0.0
     limit = max(SLOW_BYTES_PER_S, typical / _SLOWER_THAN_OTHERS)
@@ -93,7 +95,7 @@ def _slow(links: Sequence[Link]) -> list[Finding]:
     ]
 
 
-def _common_node(those: Sequence[Link], links: Sequence[Link]) -> tuple[str, ...]:
+def _common_node(those: Sequence[NetworkLink], links: Sequence[NetworkLink]) -> tuple[str, ...]:
     """Return the node that all of those links have, if other links are sound."""
     sound = {node for link in links if link not in those for node in (link.source, link.target)}
     common = set.intersection(*({link.source, link.target} for link in those))
@@ -194,7 +196,7 @@ def _stragglers(reports: Reports) -> list[Finding]:
     return found
 
 
-def shown_slowest(links: Sequence[Link]) -> str:
+def shown_slowest(links: Sequence[NetworkLink]) -> str:
     """Return the slowest link in words; "" if none was measured."""
     rates = {link: link.bytes_per_s for link in links if link.bytes_per_s}
     if not rates:

@@ -19,8 +19,8 @@ from cluster_ddp.agent.channel import Message
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
 from cluster_ddp.doctor.step import comparison, connecting, judgement
-from cluster_ddp.doctor.step.links import Link
-from cluster_ddp.doctor.step.rank import REPORT_S, SETTLE_LOSSY_S, SETTLE_S, TIER_S, Identity, Options, Rank
+from cluster_ddp.doctor.step.links import NetworkLink
+from cluster_ddp.doctor.step.rank import REPORT_S, SETTLE_LOSSY_S, SETTLE_S, TIER_S, DoctorOptions, Rank, RankIdentity
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import SPEAKS, ReportFolder
 from cluster_ddp.errors import USAGE_EXIT_STATUS
@@ -37,7 +37,9 @@ _LAST_S = 1.0
 class Leader(Rank):
     """Rank 0."""
 
-    def __init__(self, options: Options, env: Mapping[str, str], identity: Identity, folder: ReportFolder) -> None:
+    def __init__(
+        self, options: DoctorOptions, env: Mapping[str, str], identity: RankIdentity, folder: ReportFolder
+    ) -> None:
         super().__init__(options, env, identity, folder)
         self._server = ReportServer(identity.topology, self.key, folder)
         self._server.put(self.message("here"))  # another process that has this rank, too, is seen by that
@@ -95,7 +97,7 @@ class Leader(Rank):
         answers, silent = self._answers("network", plan=plan, token=None if token is None else str(token))
         if token is not None:
             token.unlink(missing_ok=True)
-        found_links = [Link(**link) for one in answers.values() for link in one["links"]]
+        found_links = [NetworkLink(**link) for one in answers.values() for link in one["links"]]
         found = judgement.of_links(found_links) + judgement.not_shared(answers, self.options.run_dir)
         if any(one.check == "packet_loss" for one in found):  # an answer may be lost, too
             found += self._without_answer("network", self._reports, answers, is_lossy=True)
@@ -166,7 +168,9 @@ def _measured(reports: Mapping[int, Message]) -> str:
 class Follower(Rank):
     """Another rank than 0."""
 
-    def __init__(self, options: Options, env: Mapping[str, str], identity: Identity, folder: ReportFolder) -> None:
+    def __init__(
+        self, options: DoctorOptions, env: Mapping[str, str], identity: RankIdentity, folder: ReportFolder
+    ) -> None:
         super().__init__(options, env, identity, folder)
         self._client = ReportClient(identity.topology, self.key, folder, options.wait_s)
         self._client.start(self.message("here"))

@@ -93,7 +93,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class NetworkLink:
     """What a node found on the way to another."""
 
     source: str
@@ -118,36 +118,38 @@ class Link:
         return f"{self.source} -> {self.target}"
 
 
-def measure(source: str, target: str, address: str, port: int) -> Link:
+def measure(source: str, target: str, address: str, port: int) -> NetworkLink:
     """Connect to another node's listener and measure the way there. Takes at most about twenty seconds."""
     link = _measured(source, target, address, port)
     return _measured(source, target, address, port) if link.failure == _BROKE else link
 
 
-def _measured(source: str, target: str, address: str, port: int) -> Link:
+def _measured(source: str, target: str, address: str, port: int) -> NetworkLink:
     try:
         connection = several_tries(lambda: socket.create_connection((address, port), _CONNECT_S))
     except OSError as error:
-        return Link(source=source, target=target, failure=kind_of(error))
+        return NetworkLink(source=source, target=target, failure=kind_of(error))
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         latencies = _small(connection)
         if not latencies:
-            return Link(source=source, target=target, failure=_BROKE)
+            return NetworkLink(source=source, target=target, failure=_BROKE)
         latency_s = statistics.median(latencies)
         if (lost := _lost(connection, len(latencies))) > LOSSY:
-            return Link(source=source, target=target, lost=lost, latency_s=latency_s)
+            return NetworkLink(source=source, target=target, lost=lost, latency_s=latency_s)
         connection.settimeout(LARGE_S)
         try:
             _timed(connection, bytes(LARGE))
         except (OSError, EOFError):
-            return Link(source=source, target=target, large_fail=True, latency_s=latency_s)
+            return NetworkLink(source=source, target=target, large_fail=True, latency_s=latency_s)
         connection.settimeout(_REST_S)
         rates = _bandwidth(connection)
         if rates is not None and rates[1] < SLOW_BYTES_PER_S:  # perhaps for a moment
             rates = max(rates, _bandwidth(connection) or rates, key=itemgetter(1))
         rate, at_most = rates or (None, None)
-        return Link(source=source, target=target, latency_s=latency_s, bytes_per_s=rate, at_most_bytes_per_s=at_most)
+        return NetworkLink(
+            source=source, target=target, latency_s=latency_s, bytes_per_s=rate, at_most_bytes_per_s=at_most
+        )
 
 
 def _small(connection: socket.socket) -> list[float]:

@@ -40,7 +40,7 @@ rank 0's host has refused: nothing listened yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class DoctorOptions:
     """What is asked of the doctor: an option of its command line for each field.
 
     Raises:
@@ -72,7 +72,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
+class RankIdentity:
     """A rank, its host and its step, as far as the environment says it: it speaks also where a training can't start."""
 
     rank: int
@@ -89,7 +89,7 @@ class Identity:
     """Why there is no topology."""
 
     @staticmethod
-    def of(env: Mapping[str, str]) -> Identity:
+    def of(env: Mapping[str, str]) -> RankIdentity:
         """Return the identity that an environment describes, such as os.environ."""
         v = Variables(env)
         host = variables.node_name(env)
@@ -103,8 +103,8 @@ class Identity:
             if v.step_id() is not None:  # else in the batch shell, where nobody else comes
                 rank = _known(lambda: v.integer(*variables.RANK))
                 size = _known(lambda: v.integer(*variables.WORLD_SIZE)) or _known(lambda: sum(v.tasks_per_node()))
-            return Identity(rank=rank or 0, world_size=size or 1, host=host, step=step, error=error)
-        return Identity(rank=topology.rank, world_size=topology.world_size, host=host, step=step, topology=topology)
+            return RankIdentity(rank=rank or 0, world_size=size or 1, host=host, step=step, error=error)
+        return RankIdentity(rank=topology.rank, world_size=topology.world_size, host=host, step=step, topology=topology)
 
     def report_folder(self, env: Mapping[str, str]) -> ReportFolder:
         """Return the folder of the reports: in the run directory, or else in the working folder; none for one rank."""
@@ -123,7 +123,9 @@ def _known(read: Callable[[], int | None]) -> int | None:
 class Rank:
     """One rank's doctor, which begins to check its node; its folder is for what can't be sent."""
 
-    def __init__(self, options: Options, env: Mapping[str, str], identity: Identity, folder: ReportFolder) -> None:
+    def __init__(
+        self, options: DoctorOptions, env: Mapping[str, str], identity: RankIdentity, folder: ReportFolder
+    ) -> None:
         self.options, self.env, self.identity, self.folder = options, env, identity, folder
         topology = identity.topology
         self.key = run_key(topology, env) if topology is not None else Key(b"", identity.step)
@@ -149,7 +151,7 @@ class Rank:
         own = [] if identity.error is None else [Finding.of_error("topology", identity.error)]
         for group, result in results.items():
             own += all_checks.broken_off(group, result, identity.host, limit_s)
-        facts = dict(results.pop("facts", all_checks.Result([])).items)
+        facts = dict(results.pop("facts", all_checks.CheckResult([])).items)
         found = [one.seen_on(identity.host, identity.rank) for one in own]
         found += [Finding.from_json(value) for result in results.values() for value in result.items]
         self.report = self.message(
@@ -160,7 +162,7 @@ class Rank:
         )
         return self.report
 
-    def _checks(self) -> dict[str, all_checks.Task]:
+    def _checks(self) -> dict[str, all_checks.CheckTask]:
         topology, options = self.identity.topology, self.options
         if topology is None:
             return {}
@@ -222,7 +224,7 @@ class Rank:
         return {"kind": tier, "rank": self.identity.rank, "host": self.identity.host, "id": process, **fields}
 
 
-def _subject(identity: Identity) -> str:
+def _subject(identity: RankIdentity) -> str:
     nodes = identity.topology.nodes if identity.topology is not None else ()
     shown = ", ".join(nodes[:8]) + (" …" if len(nodes) > 8 else "") if nodes else identity.host
     ranks = f"{identity.world_size} rank{'s' if identity.world_size > 1 else ''}"

@@ -17,7 +17,7 @@ from typing import Any
 from cluster_ddp.errors import RunDirError, SpecError, aligned, counted, printable
 from cluster_ddp.jobs import find_runs
 from cluster_ddp.jobs.report import lost_gpu_hours, training_stats, usage
-from cluster_ddp.jobs.report.training_stats import Training
+from cluster_ddp.jobs.report.training_stats import TrainingStats
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.jobs.run_record import RunRecord
 from cluster_ddp.jobs.status import RunStatus, statuses_of
@@ -103,7 +103,7 @@ def read(status: RunStatus) -> Cost:
     return of(status, training_stats.read(status.run_dir), usage.read(status.run_dir))
 
 
-def of(status: RunStatus, training: Training, nodes: Sequence[NodeUse]) -> Cost:
+def of(status: RunStatus, training: TrainingStats, nodes: Sequence[NodeUse]) -> Cost:
     """Return what a run has cost, whose training and use of nodes are read already."""
     by_node = {node.node: node.energy_j / _J_PER_KWH for node in nodes if node.energy_j is not None}
     training_nodes = {one.id: one.training for one in journal.starts(status.run_dir or Path())}

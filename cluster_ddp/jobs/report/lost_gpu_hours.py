@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster_ddp.jobs.report import training_stats, usage
-from cluster_ddp.jobs.report.training_stats import Training
+from cluster_ddp.jobs.report.training_stats import TrainingStats
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.run import journal
 from cluster_ddp.run.files import json_lines, number
@@ -69,7 +69,7 @@ class _Allocation:
         return of_all, of_training
 
 
-def read(status: RunStatus, training: Training) -> tuple[float | None, float | None, str]:
+def read(status: RunStatus, training: TrainingStats) -> tuple[float | None, float | None, str]:
     """Return the GPU hours of a run, what was lost of them, and where most of that, in words. None: unknown."""
     run_dir = status.run_dir or Path()
     found = _allocations(run_dir)
@@ -127,14 +127,14 @@ def _add_ends(found: Sequence[_Allocation], run_dir: Path) -> None:
 
 
 def _lost(
-    found: Sequence[_Allocation], training: Training, run_dir: Path, *, is_alive: bool
+    found: Sequence[_Allocation], training: TrainingStats, run_dir: Path, *, is_alive: bool
 ) -> dict[str, float | None]:
     """The GPU hours until the training began, and those of steps that were lost; None if one is unknown."""
     waited, lost = 0.0, list[float | None]()
     newest = 0.0
     with suppress(OSError):
         newest = (run_dir / File.PROGRESS).stat().st_mtime
-    trainings = dict[int, list[tuple[training_stats.Start, training_stats.Start | None]]]()
+    trainings = dict[int, list[tuple[training_stats.TrainingStart, training_stats.TrainingStart | None]]]()
     for began, after in zip(training.starts, [*training.starts[1:], None]):
         if began.id is not None:
             trainings.setdefault(began.id, []).append((began, after))

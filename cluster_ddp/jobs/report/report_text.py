@@ -10,7 +10,7 @@ from dataclasses import asdict
 from cluster_ddp.errors import counted, hours, printable
 from cluster_ddp.jobs import run_state
 from cluster_ddp.jobs.report.summary import Report, bars
-from cluster_ddp.jobs.report.training_stats import Start, Training
+from cluster_ddp.jobs.report.training_stats import TrainingStart, TrainingStats
 from cluster_ddp.jobs.report.usage import GpuUse, NodeUse, mean_utilization
 from cluster_ddp.submission.validation import seconds
 
@@ -59,7 +59,7 @@ def as_text(found: Report) -> str:
     return "\n".join(printable(line) for line in lines)
 
 
-def _step(found: Training) -> str:
+def _step(found: TrainingStats) -> str:
     if not found.step_s:
         return ""
     parts = [f"{name.removesuffix('_s')} {100 * value / found.step_s:.0f} %" for name, value in found.parts.items()]
@@ -68,7 +68,7 @@ def _step(found: Training) -> str:
     return f"{1000 * found.step_s:.3g} ms: {', '.join(parts)}"
 
 
-def _start(start: Start) -> str:
+def _start(start: TrainingStart) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.time))
     words = [f"{when} from step {start.step}, {counted(start.ranks, 'rank')}."]
     words += [f"The start before: {start.cause.rstrip('.')}."] if start.cause else []

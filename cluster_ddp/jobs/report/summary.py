@@ -15,7 +15,7 @@ from typing import Any
 from cluster_ddp.errors import SpecError, counted, hours
 from cluster_ddp.jobs.report import cost, training_stats, usage
 from cluster_ddp.jobs.report.cost import Cost
-from cluster_ddp.jobs.report.training_stats import Training
+from cluster_ddp.jobs.report.training_stats import TrainingStats
 from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.run import journal, spec_file
@@ -35,7 +35,7 @@ class Report:
     """Its state and last figures."""
     asked: Mapping[str, Any]
     """The fields of the job's specification; empty if no submission made the run."""
-    training: Training
+    training: TrainingStats
     """Where the time of its steps went, and its starts."""
     nodes: list[NodeUse] = field(default_factory=list)
     """How the nodes were used."""
@@ -130,7 +130,7 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
     """
     run_dir = status.run_dir
     if run_dir is None:
-        return Report(status=status, asked={}, training=Training())
+        return Report(status=status, asked={}, training=TrainingStats())
     training, nodes = training_stats.read(run_dir), usage.read(run_dir)
     return Report(
         status=status,

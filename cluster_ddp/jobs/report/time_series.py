@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
-from cluster_ddp.jobs.report.training_stats import Start
+from cluster_ddp.jobs.report.training_stats import TrainingStart
 from cluster_ddp.run.files import each_json_line, number
 from cluster_ddp.run.names import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
 from cluster_ddp.run.start import Failed
@@ -168,7 +168,7 @@ def mean(curves: Iterable[Curve]) -> Curve:
     return found
 
 
-def timeline(curves: Curves, starts: Sequence[Start], failures: Sequence[Failed]) -> list[dict[str, Any]]:
+def timeline(curves: Curves, starts: Sequence[TrainingStart], failures: Sequence[Failed]) -> list[dict[str, Any]]:
     """Return the stretches of time of a run that was started again: training, what was done again, waiting; failures.
 
     Each has a kind, a title, and x and width in per cent of the whole; none without two starts.
@@ -193,7 +193,7 @@ def timeline(curves: Curves, starts: Sequence[Start], failures: Sequence[Failed]
     return found
 
 
-def _woke_s(curves: Curves, start: Start, after: Start) -> float:
+def _woke_s(curves: Curves, start: TrainingStart, after: TrainingStart) -> float:
     """When the job of a start began: its nodes are sampled some time before its training starts."""
     woke = [end_s for curve in curves.of_nodes.get("cpu", {}).values() for end_s in curve.pauses()]
     return min((end_s for end_s in woke if start.time < end_s <= after.time), default=after.time)

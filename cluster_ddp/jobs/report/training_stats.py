@@ -22,7 +22,7 @@ _EXAMPLE = r"--metric 'images/s: ([0-9.]+)'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class TrainingStart:
     """One start of a training."""
 
     time: float
@@ -44,7 +44,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
+class TrainingStats:
     """What the records of a run say of its training. None, or nothing, stands for what is not known."""
 
     step_s: float | None = None
@@ -61,7 +61,7 @@ class Training:
     """The part of the training's time in which rank 0 waited for batches, 0 to 1."""
     progress: float | None = None
     """The part of the training that is done, 0 to 1."""
-    starts: Sequence[Start] = ()
+    starts: Sequence[TrainingStart] = ()
     """Its starts, the first one first."""
     results: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     """By kind of record, such as "test", the last of each of `RESULTS` that it has; None if that is not finite."""
@@ -72,7 +72,7 @@ class Training:
         return bool(self.parts) and "communication_s" not in self.parts and any(one.ranks > 1 for one in self.starts)
 
 
-def read(run_dir: Path) -> Training:
+def read(run_dir: Path) -> TrainingStats:
     """Return how the training of a run went. Damaged records are passed over."""
     steps, waiting = [], []
     results: dict[str, dict[str, float | None]] = {}
@@ -86,7 +86,7 @@ def read(run_dir: Path) -> Training:
             waiting.append(record.get("waiting_for_data"))
     ranks = [one for one in steps if _positive(one, "rank_s_min", "rank_s_max")]
     slowest = [one["slowest_rank"] for one in ranks if isinstance(one.get("slowest_rank"), int)]
-    return Training(
+    return TrainingStats(
         step_s=_mean(steps, "step_s"),
         parts={part: mean for part in PARTS if (mean := _mean(steps, part)) is not None},
         saves_s=_saves_s(steps),
@@ -125,8 +125,8 @@ def _is_start(record: Mapping[str, Any]) -> bool:
     return record.get("kind") == "start" and is_whole and _positive(record, "time")
 
 
-def _starts(run_dir: Path) -> list[Start]:
-    found: list[Start] = []
+def _starts(run_dir: Path) -> list[TrainingStart]:
+    found: list[TrainingStart] = []
     for one in json_lines(run_dir / File.STARTS):
         if _is_start(one):
             found.append(_start(one))
@@ -135,9 +135,9 @@ def _starts(run_dir: Path) -> list[Start]:
     return found
 
 
-def _start(record: Mapping[str, Any]) -> Start:
+def _start(record: Mapping[str, Any]) -> TrainingStart:
     cause, lost_s, start_id = record.get("cause"), number(record.get("lost_s")), record.get("start_id")
-    return Start(
+    return TrainingStart(
         time=float(record["time"]),
         restart=record["restart"],
         step=record["step"],

@@ -30,8 +30,8 @@ from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.folder import named_by
 from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
 from cluster_ddp.runtime.checkpoint.restore import read
+from cluster_ddp.runtime.checkpoint.sharded.pieces_file import PARTS
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
-from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS
 from cluster_ddp.runtime.model.dtensor_pieces import Piece
 from cluster_ddp.runtime.run_dir import fenced_writes
 

@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: written in the background; only the newest are kept.
 
-One run at a time uses it: `RunDir` holds the lock. Rank 0 writes; of a sharded state each rank writes its shard files.
+One run at a time uses it: `RunDir` holds the lock. Rank 0 writes; of a sharded state each rank writes its pieces files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cluster_ddp.run.files import ensure_dir, reserve_descriptors, sync_folder, 
 from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
-from cluster_ddp.runtime.checkpoint.sharded import shard_file
-from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
+from cluster_ddp.runtime.checkpoint.sharded import pieces_file
+from cluster_ddp.runtime.checkpoint.sharded.sharded_save import ShardedSave
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
@@ -80,7 +80,7 @@ class CheckpointFolder:
         state: Mapping[str, Any],
         *,
         first: Callable[[], object],
-        shards: ShardSave | None = None,
+        sharded: ShardedSave | None = None,
         best: tuple[str, float] | None = None,
     ) -> None:
         """Write a checkpoint in the background, after the previous one. A failure is logged, not raised.
@@ -95,7 +95,7 @@ class CheckpointFolder:
             before = self.bests.get(name)
             self.bests[name] = value, step
             path, state = self._best_path(name), {**state, "best": {name: value}, "bests": {**self.bests}}
-        self._begin(path, functools.partial(self._carry_out, path, state, first, shards, name, before))
+        self._begin(path, functools.partial(self._carry_out, path, state, first, sharded, name, before))
 
     def best(self, name: str) -> float | None:
         """Return the value of the best checkpoint by that name; None without one. A damaged one is logged."""
@@ -165,12 +165,12 @@ class CheckpointFolder:
         path: Path,
         state: Mapping[str, Any],
         first: Callable[[], object],
-        shards: ShardSave | None,
+        sharded: ShardedSave | None,
         best: str | None,
         before: tuple[float, int] | None = None,
     ) -> None:
         """Write a checkpoint, in the background: one more step's, or the best one by that name, after another one."""
-        is_written = self._write(path, state, first, shards)
+        is_written = self._write(path, state, first, sharded)
         if is_written and best is None:
             self._note_newest(path)
         if not is_written and best is not None:
@@ -180,7 +180,7 @@ class CheckpointFolder:
         reserve_descriptors()
 
     def _write(
-        self, path: Path, state: Mapping[str, Any], first: Callable[[], object], shards: ShardSave | None
+        self, path: Path, state: Mapping[str, Any], first: Callable[[], object], sharded: ShardedSave | None
     ) -> bool:
         """Write a checkpoint, or this rank's part of it. Returns whether the checkpoint is written."""
         try:
@@ -190,17 +190,17 @@ class CheckpointFolder:
             if not self.path.is_dir():
                 ensure_dir(self.path)
                 sync_folder(self.path.parent)
-            if shards is None:
+            if sharded is None:
                 checkpoint_file.write(path, state)
-            is_written = shards is None or shards.write(path, state)
+            is_written = sharded is None or sharded.write(path, state)
         except (RunDirError, NonFiniteError):
             raise
         except Exception as error:  # of any kind: training matters more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
             self.failure = f"{path} is not saved: {words}; {last}"
-            if not self._has_ended and (shards is None or shards.is_main):  # the others tell rank 0
-                then = last if shards and shards.is_last else f"Training continues; {last}"
+            if not self._has_ended and (sharded is None or sharded.is_main):  # the others tell rank 0
+                then = last if sharded and sharded.is_last else f"Training continues; {last}"
                 log.error("Saving the checkpoint %s failed: %s. %s.", path, words, then)
             return False
         self.failure = ""
@@ -215,8 +215,8 @@ class CheckpointFolder:
             fenced_writes.check()
             for old in self.files()[self.keep :]:
                 old.unlink()
-                shard_file.remove(old)
-            shard_file.remove_orphans(self.path, before=path)
+                pieces_file.remove(old)
+            pieces_file.remove_orphans(self.path, before=path)
 
 
 def _check_name(path: Path) -> None:
@@ -231,7 +231,7 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def named_by(path: Path, check_shards: Callable[[Path], None] = shard_file.check_all) -> tuple[Path, str]:
+def named_by(path: Path, check_pieces: Callable[[Path], None] = pieces_file.check_all) -> tuple[Path, str]:
     """Return the checkpoint that a path names, and its SHA-256: a file; or the newest undamaged one of a run directory.
 
     Raises:
@@ -241,11 +241,11 @@ def named_by(path: Path, check_shards: Callable[[Path], None] = shard_file.check
     hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run directory"
     if path.is_file():
         try:
-            return path, _checked(path, check_shards)
+            return path, _checked(path, check_pieces)
         except DamagedError as error:
             raise CheckpointError(asked, f"it is damaged: {error}.", hint) from error
     folder = path / File.CHECKPOINTS if (path / File.CHECKPOINTS).is_dir() else path
-    newest, refused = CheckpointFolder(folder, keep=1).newest(check_shards)
+    newest, refused = CheckpointFolder(folder, keep=1).newest(check_pieces)
     for damaged, why in refused.items():
         log.warning(REFUSED, damaged, why.verdict, why)
     if newest is None:

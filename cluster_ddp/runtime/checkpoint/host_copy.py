@@ -16,7 +16,7 @@ import torch
 
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.model.dtensor_pieces import (
-    LocalShard,
+    LocalPieces,
     Piece,
     is_sharded,
     is_written_here,
@@ -35,20 +35,20 @@ _PAGE = mmap.PAGESIZE
 class HostCopy:
     """Copies states of a device into memory of the host, just large enough for them.
 
-    Of a sharded tensor this rank's piece is copied, if its shard file has it. A rank without `whole` copies no others.
+    Of a sharded tensor this rank's piece is copied, if its pieces file has it. A rank without `whole` copies no others.
     Tensors that are not copied are empty in the copy.
     """
 
     def __init__(self, device: torch.device, *, whole: bool = True) -> None:
         is_gpu = device.type == "cuda"
         self._whole, self._is_whole_kept = _Memory(pinned=is_gpu), whole
-        self._shard = _Memory(pinned=is_gpu)
+        self._sharded = _Memory(pinned=is_gpu)
         self._shapes: dict[str, torch.Size] = {}
         self._pieces: dict[str, Piece] = {}
 
     def reserve(self, value: Any, name: str = "state") -> None:
         """Allocate the memory for a copy of a value, unless there is enough. See `with_tensors`."""
-        totals = {self._whole: 0, self._shard: 0}
+        totals = {self._whole: 0, self._sharded: 0}
         for _, tensor in tensors_in(value, name):
             memory, local = self._source(tensor)
             if memory is not None and _fits(local):
@@ -69,19 +69,19 @@ class HostCopy:
                 return self._filled(value, name)
 
     def _filled(self, value: Any, name: str) -> Any:
-        self._whole.used = self._shard.used = 0
+        self._whole.used = self._sharded.used = 0
         self._shapes, self._pieces = {}, {}
         return with_tensors(value, name, self._copy)
 
     @property
-    def shard(self) -> LocalShard:
-        """What this rank's shard file has of the last copy."""
-        return LocalShard(self._pieces, self._shapes, self._shard.content())
+    def local_pieces(self) -> LocalPieces:
+        """What this rank's pieces file has of the last copy."""
+        return LocalPieces(self._pieces, self._shapes, self._sharded.content())
 
     def _source(self, tensor: torch.Tensor) -> tuple[_Memory | None, torch.Tensor]:
         """The memory that a tensor is copied to, None for no copy; and this rank's part of it."""
         if is_sharded(tensor):
-            return (self._shard if is_written_here(tensor) else None), local_part(tensor)
+            return (self._sharded if is_written_here(tensor) else None), local_part(tensor)
         return (self._whole if self._is_whole_kept else None), tensor
 
     def _copy(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -90,10 +90,10 @@ class HostCopy:
             self._shapes[name] = tensor.shape
         if memory is None:
             return torch.empty(0, dtype=tensor.dtype)
-        if memory is self._shard:
+        if memory is self._sharded:
             local = local.contiguous()  # its file has no strides
         offset, copied = memory.copy_of(local) if _fits(local) else (0, local.cpu().clone())
-        if memory is self._shard and local.numel():
+        if memory is self._sharded and local.numel():
             self._pieces[name] = Piece(start=start_of(tensor), offset=offset, values=copied)
         return copied
 

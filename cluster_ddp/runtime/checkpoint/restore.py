@@ -18,7 +18,7 @@ from cluster_ddp.run.files import remove_leftovers
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.folder import REFUSED, CheckpointFolder, named_by
-from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded import pieces_file
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces, filled
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.model.ddp import unwrapped
@@ -59,10 +59,10 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     metrics_bytes, bests, differences = saved["metrics_bytes"], saved["bests"], state.differences(saved)
     saved_by = saved["saved_by"] if is_own else {}
     is_finished = is_own and bool(saved["position"].get("finished"))  # another run's end is a beginning
-    shards = SavedPieces(path, saved)
+    pieces = SavedPieces(path, saved)
     settings = [{name: one[name] for name in ("settings", "first_settings", "arrays")} for one in saved["ranks"]]
     del saved  # frees its memory
-    state.load(functools.partial(read, path), shards)
+    state.load(functools.partial(read, path), pieces)
     if is_own:  # else those of this script hold: it may freeze what the other one has trained
         state.load_settings(settings)
     if is_finished:
@@ -99,7 +99,7 @@ def _chosen(
     """What `_choose` chooses on rank 0, on all ranks. A collective."""
     nothing: Any = None
     if not state.world.is_main:
-        shard_file.answer_checks(state.world, state.sharded)
+        pieces_file.answer_checks(state.world, state.sharded)
         return state.world.broadcast(nothing)  # type: ignore[no-any-return]  # of the type that rank 0 gave
     found = _choose(state, folder, resume, start_log.last_start(run_dir.path))
     state.world.broadcast(nothing)  # no further checks
@@ -114,12 +114,12 @@ def _choose(
     It is called on rank 0 only. `last_start` is the record of the start before, from starts.jsonl.
     """
     topology = state.world.topology
-    check_shards = functools.partial(shard_file.check_on_all_ranks, state.world, state.sharded)
+    check_pieces = functools.partial(pieces_file.check_on_all_ranks, state.world, state.sharded)
     remove_leftovers(folder.path)
-    shard_file.remove_orphans(folder.path)
+    pieces_file.remove_orphans(folder.path)
     is_anew = resume == "never" and not topology.restart_count
     there = [] if is_anew else folder.files()
-    newest = _newest(topology, folder, last_start, check_shards) if there else None
+    newest = _newest(topology, folder, last_start, check_pieces) if there else None
     if there and not newest:
         words = "All %d checkpoints in %s are damaged: nothing there is left to resume from. The training begins again."
         log.error(words, len(there), folder.path)
@@ -133,7 +133,7 @@ def _choose(
             log.warning("%s already has checkpoints: %s is not used.", folder.path, resume)
         return (*newest, True)
     if resume not in ("auto", "never"):
-        return (*named_by(Path(resume), check_shards), False)
+        return (*named_by(Path(resume), check_pieces), False)
     if topology.restart_count and not there:
         where = f"restart {topology.restart_count} of job {topology.job_label}"
         log.warning("This is %s, and there is no checkpoint in %s yet.", where, folder.path)
@@ -141,7 +141,7 @@ def _choose(
 
 
 def _newest(
-    topology: Topology, folder: CheckpointFolder, last_start: Mapping[str, Any], check_shards: Callable[[Path], None]
+    topology: Topology, folder: CheckpointFolder, last_start: Mapping[str, Any], check_pieces: Callable[[Path], None]
 ) -> tuple[Path, str] | None:
     """The newest checkpoint of this run with usable content; newer ones are set aside. None if all are damaged.
 
@@ -155,7 +155,7 @@ def _newest(
         saved_by = _content(path)["saved_by"]
         if key and (other := _key(saved_by)) and other != key:
             raise UnusableError(f"another run has saved it (job {saved_by['job']})")
-        check_shards(path)
+        check_pieces(path)
 
     found, refused = folder.newest(check)
     if refused and not found:
@@ -177,7 +177,7 @@ def put_aside(refused: Mapping[Path, DamagedError], instead: tuple[Path, str] | 
         aside = path.with_name(f"{path.name}.damaged")
         fenced_writes.check()
         path.replace(aside)
-        shard_file.put_aside(path)
+        pieces_file.put_aside(path)
         words = f"{REFUSED} It is renamed to %s%s."
         log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from cluster_ddp.errors import CheckpointError, SpecError, first_of, nearest
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, step_of
-from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
+from cluster_ddp.runtime.checkpoint.sharded.sharded_save import ShardedSave
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir import background_writer, start_log
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -198,22 +198,24 @@ class Saver:
         """Begin to write the copy as this step's checkpoint or as the best one, if there is a copy."""
         if self._copied is None:
             return
-        shards = None
+        sharded = None
         if self.state.is_sharded:
             self._writes += 1
             token = f"{self._token}-{self._writes}"  # what a rank told of another try is not taken for this one's
-            shards = ShardSave(self.world, self.state.host_copy.shard, self._writers, token, self._tell_non_finite)
-        first = functools.partial(self._is_left_out, shards)
-        self.folder.save(self.state.steps, self._copied, first=first, shards=shards, best=best)
+            sharded = ShardedSave(
+                self.world, self.state.host_copy.local_pieces, self._writers, token, self._tell_non_finite
+            )
+        first = functools.partial(self._is_left_out, sharded)
+        self.folder.save(self.state.steps, self._copied, first=first, sharded=sharded, best=best)
 
-    def _is_left_out(self, shards: ShardSave | None) -> bool:
+    def _is_left_out(self, sharded: ShardedSave | None) -> bool:
         """Before the copy is written, in the background: whether it is non-finite, and left out. Else sync records."""
         assert self._copied is not None
         found = [] if self._on_nan == "save" else self.state.non_finite(self._copied)
         if not found:
             self.run_dir.sync()
-        elif shards is not None and not self.world.is_main:
-            shards.leave_out(found)
+        elif sharded is not None and not self.world.is_main:
+            sharded.leave_out(found)
         else:
             self._tell_non_finite(found)
         return bool(found)
@@ -274,7 +276,7 @@ class Saver:
 
     def _agreed_on(self, error: str) -> str:
         """Return why a rank could not copy its part, if one could not. Notes which ranks have pieces to write."""
-        ranks = self.world.gather((error, bool(self.state.host_copy.shard.pieces), os.urandom(4).hex()))
+        ranks = self.world.gather((error, bool(self.state.host_copy.local_pieces.pieces), os.urandom(4).hex()))
         self._writers = [rank for rank, (_, has_pieces, _) in enumerate(ranks) if has_pieces]
         self._token = ranks[0][2]
         return next(filter(None, (one for one, _, _ in ranks)), "")

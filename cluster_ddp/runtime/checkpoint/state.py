@@ -20,8 +20,8 @@ from cluster_ddp.runtime.checkpoint.exactness.unsaved import Unsaved
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, tensors_in, with_tensors
 from cluster_ddp.runtime.checkpoint.parts import ScriptVariables, Stateful
 from cluster_ddp.runtime.checkpoint.sharded import resharding
+from cluster_ddp.runtime.checkpoint.sharded.pieces_file import PARTS
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
-from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS
 from cluster_ddp.runtime.collectives import PerRank
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.model.ddp import unwrapped

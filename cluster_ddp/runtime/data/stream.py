@@ -24,7 +24,7 @@ from cluster_ddp.runtime.data.batch_iterator import BatchIterator
 from cluster_ddp.runtime.data.data_loader import as_it_is, copied
 from cluster_ddp.runtime.data.device_dataset import fingerprint
 from cluster_ddp.runtime.data.stream_places import StreamPlaces
-from cluster_ddp.runtime.data.stream_reader import Order, Record, Start, StreamReader
+from cluster_ddp.runtime.data.stream_reader import Order, PassStart, StreamReader, WorkerBatch
 from cluster_ddp.runtime.data.uneven_inputs import FirstItems, NextBatchAgreement
 from cluster_ddp.runtime.failure import last_progress
 
@@ -51,7 +51,7 @@ class Stream(BatchIterator):
         self._agreement, self._has_asked = NextBatchAgreement(reader.rank, reader.world_size), False
         self._firsts = FirstItems(reader.split, told=False)
         self._orders = _Orders()
-        self._loader: DataLoader[Record] = DataLoader(
+        self._loader: DataLoader[WorkerBatch] = DataLoader(
             reader, sampler=self._orders, batch_size=None, collate_fn=as_it_is, **options
         )
 
@@ -131,7 +131,7 @@ class Stream(BatchIterator):
             self._asked_for_next()
         self._note_end()
 
-    def _ask(self, records: Iterator[Record]) -> Record | None:
+    def _ask(self, records: Iterator[WorkerBatch]) -> WorkerBatch | None:
         """Return this rank's next batch, if it has one, and begin to ask the others whether they have one."""
         start_s = time.monotonic()
         ahead = next(records, None)
@@ -150,7 +150,7 @@ class Stream(BatchIterator):
         self._firsts.check(self._agreement.collect().firsts)
         return not is_at_end
 
-    def _records(self) -> Iterator[Record]:
+    def _records(self) -> Iterator[WorkerBatch]:
         """Yield this rank's batches, and note which readers have come to their end."""
         self._orders.begin_pass(self._number, self._places.turn, self._places.starts(self._epoch, self.seen))
         loaded = iter(self._loader) if self._device is None else copied(self._loader, self._device, ahead=True)
@@ -195,9 +195,9 @@ class _Orders:
     """
 
     _number = _turn = 0
-    _starts: Sequence[Start] = ()
+    _starts: Sequence[PassStart] = ()
 
-    def begin_pass(self, number: int, turn: int, starts: Sequence[Start]) -> None:
+    def begin_pass(self, number: int, turn: int, starts: Sequence[PassStart]) -> None:
         """Begin the pass of this number with the reader whose turn it is; `starts` are those of all readers."""
         self._number, self._turn, self._starts = number, turn, starts
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
-from cluster_ddp.runtime.data.stream_reader import Record, Start
+from cluster_ddp.runtime.data.stream_reader import PassStart, WorkerBatch
 from cluster_ddp.runtime.data.uneven_inputs import Split
 
 
@@ -38,10 +38,10 @@ class StreamPlaces:
         self._has_ended = [False] * readers
         self._is_loaded = self._is_checked = False
 
-    def starts(self, epoch: int, seen: int) -> list[Start]:
+    def starts(self, epoch: int, seen: int) -> list[PassStart]:
         """Return where each reader begins the next pass, after `seen` items of the epoch. Call it once for a pass."""
         starts = [
-            Start(
+            PassStart(
                 epoch=epoch,
                 seen=seen if self._split == "items" else place.taken,
                 is_ended=place.is_ended,
@@ -54,7 +54,7 @@ class StreamPlaces:
         self._is_loaded = False
         return starts if self._split == "own" else starts * self.readers
 
-    def take(self, record: Record) -> None:
+    def take(self, record: WorkerBatch) -> None:
         """Note that the training takes a batch.
 
         Raises:
@@ -69,7 +69,7 @@ class StreamPlaces:
             self._is_checked = True  # now, rather than at the first save
             tensors_in(_unpickled(record.state), "the stream's state")
 
-    def note_end(self, record: Record) -> bool:
+    def note_end(self, record: WorkerBatch) -> bool:
         """Note that a reader has no more batches, once the training has taken all of them. Return whether all have."""
         self._has_ended[record.worker] = True
         if self._split == "own" or all(self._has_ended):
@@ -102,7 +102,7 @@ class StreamPlaces:
             states = [None if state is None else pickle.dumps(state) for state in saved["states"]]
             self._places = [_Place(*values) for values in zip(saved["taken"], saved["is_ended"], states)]
 
-    def _place_of(self, record: Record) -> _Place:
+    def _place_of(self, record: WorkerBatch) -> _Place:
         return self._places[record.worker if self._split == "own" else 0]
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger("cluster_ddp")
 _CPU = (torch.device("cpu"),)
 
 
-class Start(NamedTuple):
+class PassStart(NamedTuple):
     """Where a worker begins a pass."""
 
     epoch: int
@@ -39,7 +39,7 @@ class Start(NamedTuple):
     is_ended: bool = False
     """Whether it has nothing left in this epoch."""
     state: bytes | None = None
-    """`Record.state` of the batch before; None: the worker reads the items before."""
+    """`WorkerBatch.state` of the batch before; None: the worker reads the items before."""
     is_anew: bool = False
     """Whether its last pass was left before its end, so that the iterable may not be at its beginning."""
 
@@ -51,11 +51,11 @@ class Order(NamedTuple):
     """Of the pass."""
     step: int
     """Number of the global batch since the pass began; -1: nothing, it is not this worker's turn yet."""
-    start: Start | None
+    start: PassStart | None
     """In the first order of a pass to each worker."""
 
 
-class Record(NamedTuple):
+class WorkerBatch(NamedTuple):
     """What a worker returns."""
 
     worker: int
@@ -71,7 +71,7 @@ class Record(NamedTuple):
     """Pickled: of the iterable after this batch, and of the random number generators."""
 
 
-class StreamReader(Dataset[Record]):
+class StreamReader(Dataset[WorkerBatch]):
     """Reads an iterable, with random number generators of its own.
 
     Args:
@@ -106,19 +106,19 @@ class StreamReader(Dataset[Record]):
         self._made: dict[str, object] | None = None
         self._has_told = False
 
-    def __getitem__(self, order: Order) -> Record:
+    def __getitem__(self, order: Order) -> WorkerBatch:
         """Return the batch that an order asks for."""
         info = get_worker_info()
         self._worker = 0 if info is None else info.id
         if order.step < 0:
-            return Record(self._worker)
+            return WorkerBatch(self._worker)
         with self._random_numbers():
             if order.number != self._number:
                 assert order.start is not None
                 self._number = order.number
                 self._begin(order.start)
             if self._is_ended:
-                return Record(self._worker, is_end=True, first=self._first)
+                return WorkerBatch(self._worker, is_end=True, first=self._first)
             return self._dealt(order.step) if self.split == "items" else self._own()
 
     @contextlib.contextmanager
@@ -136,7 +136,7 @@ class StreamReader(Dataset[Record]):
             self._rng = rng.of_cpu()
             rng.set_of_cpu(of_training)
 
-    def _begin(self, start: Start) -> None:
+    def _begin(self, start: PassStart) -> None:
         if not self.has_state:
             start = start._replace(state=None)
         seed = stream_seed(self.seed, start.epoch)
@@ -179,7 +179,7 @@ class StreamReader(Dataset[Record]):
                 log.error("%s\nTraining continues.", error)
             yield item
 
-    def _load(self, start: Start) -> None:
+    def _load(self, start: PassStart) -> None:
         if not self.has_state:
             return
         # A loader's iterators begin anew by themselves, and its state costs it an iterator.
@@ -213,7 +213,7 @@ class StreamReader(Dataset[Record]):
         if hasattr(self.iterable, "set_epoch"):
             self.iterable.set_epoch(self._epoch)
 
-    def _dealt(self, step: int) -> Record:
+    def _dealt(self, step: int) -> WorkerBatch:
         """This rank's part of a global batch: every `world_size`-th item. All ranks and workers read all items."""
         ranks = self.world_size
         global_batch = (self.batch_size or 1) * ranks
@@ -247,7 +247,7 @@ class StreamReader(Dataset[Record]):
             self._first, items = self._first or digest(item), items + 1
         return items
 
-    def _own(self) -> Record:
+    def _own(self) -> WorkerBatch:
         """A batch of the share that the iterable gives to this worker of this rank."""
         items = list(islice(self._iterator, self.batch_size or 1))
         if not items or (self._drop_last and len(items) < (self.batch_size or 1)):
@@ -256,10 +256,10 @@ class StreamReader(Dataset[Record]):
         start, self._position = self._position, self._position + len(items)
         return self._record(items, start, len(items), self._state())
 
-    def _record(self, items: list[Any], start: int, taken: int, state: bytes | None) -> Record:
+    def _record(self, items: list[Any], start: int, taken: int, state: bytes | None) -> WorkerBatch:
         batch = self._collated(items if self.batch_size else items[0], start)
         samples = len(items) if self.batch_size else samples_in(batch)
-        return Record(self._worker, batch, samples, taken, first=self._first, state=state)
+        return WorkerBatch(self._worker, batch, samples, taken, first=self._first, state=state)
 
     def _collated(self, items: Any, start: int) -> Any:
         """What it draws must not change what the iterable draws next: the ranks collate other items."""
@@ -272,9 +272,9 @@ class StreamReader(Dataset[Record]):
         rng.set_of_cpu(of_iterable)
         return batch
 
-    def _end(self) -> Record:
+    def _end(self) -> WorkerBatch:
         self._is_ended, self._iterator = True, iter(())
-        return Record(self._worker, is_end=True, first=self._first, state=self._state())
+        return WorkerBatch(self._worker, is_end=True, first=self._first, state=self._state())
 
     def _state(self) -> bytes | None:
         if not self.has_state:

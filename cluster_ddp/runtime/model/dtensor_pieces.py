@@ -57,14 +57,14 @@ class Piece:
     start: tuple[int, ...]
     """The index of its first element in the whole tensor, one number a dimension."""
     offset: int
-    """Where its values begin in the shard, in bytes."""
+    """Where its values begin in the pieces file, in bytes."""
     values: torch.Tensor
     """Its values, in its shape."""
 
 
 @dataclass(frozen=True, slots=True)
-class LocalShard:
-    """What one rank's shard file has of a copied state. Names are places in the state, as "parts['model']['bias']"."""
+class LocalPieces:
+    """What one rank's pieces file has of a copied state. Names are places in the state, as "parts['model']['bias']"."""
 
     pieces: Mapping[str, Piece]
     """By name."""

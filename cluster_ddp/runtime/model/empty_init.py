@@ -219,7 +219,7 @@ def _put_aside(world: Collectives, model: torch.nn.Module, tensors: Mapping[str,
 
 
 def hand_out(world: Collectives, withheld: list[Withheld], shards_on: torch.device) -> None:
-    """Give all ranks rank 0's values, tensor by tensor: each keeps its shard, and frees the rest. A collective.
+    """Give all ranks rank 0's values, tensor by tensor: each keeps its part, and frees the rest. A collective.
 
     It empties the list, so that rank 0 frees what it has handed out.
 

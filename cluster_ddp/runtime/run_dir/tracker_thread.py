@@ -26,7 +26,7 @@ from cluster_ddp.run.names import TRACKERS, File
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
-from cluster_ddp.runtime.run_dir.trackers import BACKENDS, Point, Run, Tracker, flat
+from cluster_ddp.runtime.run_dir.trackers import BACKENDS, MetricPoint, Run, Tracker, flat
 
 log = logging.getLogger("cluster_ddp")
 
@@ -86,7 +86,7 @@ class Tracking:
             if not whole:
                 return
             lines = block[:whole].splitlines()
-            points = [Point.of(json.loads(line), number) for number, line in enumerate(lines, self._count)]
+            points = [MetricPoint.of(json.loads(line), number) for number, line in enumerate(lines, self._count)]
             self._count += len(lines)
             for name, tracker in list(self._trackers.items()):
                 self._guarded(name, tracker.log, points)

@@ -50,7 +50,7 @@ class Tracker(Protocol):
     def begin(self, run: Run) -> None:
         """Begin the run, or begin it anew: what the folder has of an earlier start goes. Imports the library."""
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         """Take points, in the order of their records, and write them out."""
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class MetricPoint:
     """The numbers of a record."""
 
     step: int
@@ -69,12 +69,12 @@ class Point:
     """Each number by its tag, such as train/loss."""
 
     @staticmethod
-    def of(record: Mapping[str, Any], number: int) -> Point:
+    def of(record: Mapping[str, Any], number: int) -> MetricPoint:
         """Return the numbers of a record of metrics.jsonl. `number` is how many records were before it."""
         step, time_s, kind = record.get(GLOBAL_STEP), record.get("time"), record.get("kind")
         own = ("time", GLOBAL_STEP, *OF_FIRST_RECORD)
         numbers = {name: value for name, value in record.items() if type(value) in (int, float) and name not in own}
-        return Point(
+        return MetricPoint(
             step=step if isinstance(step, int) else number,
             time_s=float(time_s) if isinstance(time_s, (int, float)) else 0.0,
             values={f"{kind}/{name}": float(value) for name, value in numbers.items()},
@@ -111,7 +111,7 @@ class TensorBoard:
         config = json.dumps(dict(run.config), indent=2)
         self._writer.add_text("config", "\n".join(f"    {line}" for line in config.splitlines()))
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         """Write points."""
         for point in points:
             for tag, value in point.values.items():
@@ -156,7 +156,7 @@ class WandB:
         # Its own step counts what is logged. With ours as its step it would take one record a step, and drop others.
         self._run.define_metric("*", step_metric=GLOBAL_STEP)
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         """Write points."""
         for point in points:
             self._run.log({**point.values, GLOBAL_STEP: point.step, "_timestamp": point.time_s})
@@ -197,7 +197,7 @@ class MLflow:
         for at in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(self._id, params=params[at : at + _MOST_PARAMS])
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[MetricPoint]) -> None:
         """Write points."""
         from mlflow.entities import Metric
 

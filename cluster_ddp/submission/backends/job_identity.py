@@ -17,7 +17,7 @@ from cluster_ddp.slurm.job_status import JobStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
+class JobIdentity:
     """What is known of a job besides its id. Empty, or infinite, where it is not known."""
 
     comment: str = ""
@@ -38,7 +38,7 @@ class Identity:
         return not self.cluster or _name_of_cluster() in ("", self.cluster)
 
 
-def of(folder: Path, label: str) -> Identity:
+def of(folder: Path, label: str) -> JobIdentity:
     """Return what a run directory says of a job that has run in it: the last one, or an earlier one.
 
     Args:
@@ -48,16 +48,16 @@ def of(folder: Path, label: str) -> Identity:
     if (found := spec_file.of_job(folder, label)) is not None:
         record = found[1]
         noted = {name: record["identity"].get(name, "") for name in ("comment", "host", "process")}
-        return Identity(submitted_by_s=record["submitted_by"], **noted)
-    return Identity() if (folder / File.SPEC).exists() else _of_training(folder / File.LOCK)
+        return JobIdentity(submitted_by_s=record["submitted_by"], **noted)
+    return JobIdentity() if (folder / File.SPEC).exists() else _of_training(folder / File.LOCK)
 
 
-def _of_training(lock: Path) -> Identity:
+def _of_training(lock: Path) -> JobIdentity:
     """Of a training that no submission has started, by its lock file."""
     try:
-        return Identity(cluster=str(read_json(lock).get("cluster") or ""), submitted_by_s=lock.stat().st_mtime)
+        return JobIdentity(cluster=str(read_json(lock).get("cluster") or ""), submitted_by_s=lock.stat().st_mtime)
     except (OSError, ValueError):
-        return Identity()
+        return JobIdentity()
 
 
 def _name_of_cluster() -> str:

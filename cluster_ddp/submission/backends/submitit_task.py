@@ -36,7 +36,7 @@ def pickled(function: Callable[[], Any]) -> bytes:
     from submitit.core.utils import DelayedSubmission
 
     try:
-        return cloudpickle.dumps(DelayedSubmission(Task(function)), pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
+        return cloudpickle.dumps(DelayedSubmission(SubmittedFunction(function)), pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
     except Exception as error:
         used = "".join(f"{name} ({type(value).__name__}): " for name, value in _unpicklable(function))
         reason = str(error).rstrip(".")
@@ -103,7 +103,7 @@ def results(folder: Path, label: str, tasks: int) -> list[Any]:
     return [found[rank][1].value for rank in range(ranks)]
 
 
-class Result(NamedTuple):
+class RankResult(NamedTuple):
     """What a rank leaves for `results`."""
 
     value: Any
@@ -113,16 +113,16 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SubmittedFunction:
     """Content of a pickle: a function to call in each task of the job."""
 
     function: Callable[[], Any]
 
-    def __call__(self) -> Result:
+    def __call__(self) -> RankResult:
         """Call the function with our handling of signals. The umask then keeps others from writing its result."""
         signal.signal(signal.SIGUSR2, signal.getsignal(signal.SIGUSR1))  # noted since the import of this package
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
-            return Result(self.function(), int(os.environ["WORLD_SIZE"]))
+            return RankResult(self.function(), int(os.environ["WORLD_SIZE"]))
         finally:
             os.umask(os.umask(0o777) | 0o022)

@@ -111,7 +111,7 @@ def _resumable(world: cluster_ddp.World, run_dir: Path, result: dict[str, Any], 
             if stops and checkpoint.steps + 1 == STOP_AFTER and world.rank == world.world_size - 1:
                 os.kill(os.getpid(), signal.SIGUSR1)
             checkpoint.step()
-    result["is_pinned"] = checkpoint._state.host_copy.shard.content.is_pinned()
+    result["is_pinned"] = checkpoint._state.host_copy.local_pieces.content.is_pinned()
     _write(world, run_dir, {**result, "resumed": world.weights_digest(training.model)})
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent import launch_env
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
 from cluster_ddp.slurm.port import candidates
 
-SRUN, FORK = Options(), Options(launcher="fork")
+SRUN, FORK = AgentOptions(), AgentOptions(launcher="fork")
 SIZE = launch_env.Shape(nodes=2, ranks_per_node=2, node_cpus=None, cpus_per_task=None)
 JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURMD_NODENAME": "localhost"}
 
@@ -23,20 +23,24 @@ JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE"
     [
         # As `submit` asks: a task for each rank.
         ({"SLURM_NTASKS_PER_NODE": "2"}, SRUN, (2, 2, None, None)),
-        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, Options(gpus_per_task=2), (2, 2, None, None)),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, AgentOptions(gpus_per_task=2), (2, 2, None, None)),
         ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "3"}, SRUN, (2, 4, 12, 3)),
         # One task on a node with several GPUs, as launchers of one process per node ask: a rank for each GPU, or two.
         ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "32"}, SRUN, (2, 4, 32, 8)),
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "4"}, Options(gpus_per_task=2), (2, 2, None, None)),
+        (
+            {"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "4"},
+            AgentOptions(gpus_per_task=2),
+            (2, 2, None, None),
+        ),
         ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "4"}, SRUN, (2, 8, 4, 1)),
-        ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "4"}, Options(ranks_per_node=1), (2, 1, None, None)),
+        ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "4"}, AgentOptions(ranks_per_node=1), (2, 1, None, None)),
         ({"SLURM_NTASKS_PER_NODE": "1"}, SRUN, (2, 1, None, None)),
-        ({"SLURM_NTASKS_PER_NODE": "1"}, Options(ranks_per_node=4), (2, 4, None, None)),
+        ({"SLURM_NTASKS_PER_NODE": "1"}, AgentOptions(ranks_per_node=4), (2, 4, None, None)),
         # Two tasks and four GPUs: the tasks are meant.
         ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, SRUN, (2, 2, None, None)),
         # sbatch's options have changed the job; the number of tasks per node was not given.
         ({"SLURM_NTASKS": "6", "SLURM_TASKS_PER_NODE": "3(x2)"}, SRUN, (2, 3, None, None)),
-        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}, Options(ranks_per_node=2), (2, 2, None, None)),
+        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}, AgentOptions(ranks_per_node=2), (2, 2, None, None)),
         # --exclusive without tasks: Slurm counts CPUs.
         ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "2"}, SRUN, (2, 2, None, None)),
         ({"SLURM_TASKS_PER_NODE": "8,4"}, SRUN, (2, 1, None, None)),
@@ -51,7 +55,7 @@ JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE"
         ({"SLURM_JOB_NUM_NODES": "", "SLURM_NTASKS_PER_NODE": "2"}, SRUN, (1, 2, None, None)),
     ],
 )
-def test_the_shape_of_a_job(env: dict[str, str], options: Options, shape: tuple[int | None, ...]) -> None:
+def test_the_shape_of_a_job(env: dict[str, str], options: AgentOptions, shape: tuple[int | None, ...]) -> None:
     found = launch_env.shape(options, {"SLURM_JOB_NUM_NODES": "2", **env})
     assert found[:4] == shape
     assert found.world_size == found.nodes * found.ranks_per_node
@@ -75,9 +79,9 @@ def test_gpus_that_were_asked_for_each_task(env: dict[str, str], on_node: int | 
 
 
 def test_spare_nodes_take_no_ranks() -> None:
-    assert launch_env.shape(Options(spare_nodes=1), {**JOB, "SLURM_JOB_NUM_NODES": "3"}).world_size == 4
+    assert launch_env.shape(AgentOptions(spare_nodes=1), {**JOB, "SLURM_JOB_NUM_NODES": "3"}).world_size == 4
     with pytest.raises(SpecError, match=r"the job has 2 node\(s\), and 2 of them are to be spares") as error:
-        launch_env.shape(Options(spare_nodes=2), JOB)
+        launch_env.shape(AgentOptions(spare_nodes=2), JOB)
     assert "--spare-nodes" in error.value.hint
 
 
@@ -121,7 +125,7 @@ def test_variables_that_contradict_each_other_are_both_shown() -> None:
     env = {**TWO_NODES, "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "1(x2)"}
     with pytest.raises(TopologyError, match=r"SLURM_NTASKS=8, SLURM_TASKS_PER_NODE=1\(x2\): they contradict"):
         launch_env.shape(SRUN, env)
-    assert launch_env.shape(Options(ranks_per_node=2), env).world_size == 4
+    assert launch_env.shape(AgentOptions(ranks_per_node=2), env).world_size == 4
 
 
 def test_a_heterogeneous_job_is_refused() -> None:
@@ -138,13 +142,13 @@ def test_what_is_no_number_is_named() -> None:
 def test_the_run_directory_has_the_jobs_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert launch_env.run_dir(SRUN, "12") is None
-    assert launch_env.run_dir(Options(run_dir="/it's/x-%j"), "12_3") == Path("/it's/x-12_3")
-    assert launch_env.run_dir(Options(run_dir="/it's/x_%a"), "12_3") == Path("/it's/x_3")
-    assert launch_env.run_dir(Options(run_dir="x"), "12") == tmp_path / "x"
+    assert launch_env.run_dir(AgentOptions(run_dir="/it's/x-%j"), "12_3") == Path("/it's/x-12_3")
+    assert launch_env.run_dir(AgentOptions(run_dir="/it's/x_%a"), "12_3") == Path("/it's/x_3")
+    assert launch_env.run_dir(AgentOptions(run_dir="x"), "12") == tmp_path / "x"
 
 
 def test_what_a_job_on_slurm_gives_its_tasks() -> None:
-    found = launch_env.on_slurm(Options(run_dir="/r/x-%j", launcher="srun"), SIZE, "71")
+    found = launch_env.on_slurm(AgentOptions(run_dir="/r/x-%j", launcher="srun"), SIZE, "71")
     assert len(bytes.fromhex(found.pop("CLUSTER_DDP_SECRET"))) == 32
     for name in ("PYTHONUNBUFFERED", "PYTHONHASHSEED"):
         found.pop(name, None)
@@ -179,7 +183,7 @@ def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(cpus: int | None, said: 
 
 
 def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Options(gpus_per_task=2, hang_restart_s=30, track=("tensorboard", "wandb"), share=True)
+    asked = AgentOptions(gpus_per_task=2, hang_restart_s=30, track=("tensorboard", "wandb"), share=True)
     for name in ("PYTHONUNBUFFERED", "PYTHONHASHSEED"):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "it's a run"
@@ -211,10 +215,14 @@ STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_S
         (STEP, SRUN, {"RANK": "3", "LOCAL_RANK": "1", "NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"}),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "2,3"}, SRUN, {"LOCAL_WORLD_SIZE": "3"}),
         (STEP, FORK, {"NODE_RANK": "1"}),
-        (STEP, Options(function=True), {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": "CRITICAL", "RANK": "3"}),
+        (
+            STEP,
+            AgentOptions(function=True),
+            {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": "CRITICAL", "RANK": "3"},
+        ),
     ],
 )
-def test_what_a_task_adds(env: dict[str, str], options: Options, found: dict[str, str]) -> None:
+def test_what_a_task_adds(env: dict[str, str], options: AgentOptions, found: dict[str, str]) -> None:
     added = launch_env.of_task(options, env)
     assert {name: added.get(name) for name in found} == found
     assert ("RANK" in added) == (options.launcher == "srun")
@@ -224,7 +232,7 @@ def test_what_a_task_adds(env: dict[str, str], options: Options, found: dict[str
 def test_what_a_job_on_this_machine_gives_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SUBMITIT_LOG_LEVEL"):
         monkeypatch.delenv(name, raising=False)
-    found = launch_env.on_this_machine(Options(gpus_per_task=2, cpus_per_task=3), 2, 0)
+    found = launch_env.on_this_machine(AgentOptions(gpus_per_task=2, cpus_per_task=3), 2, 0)
     assert int(found.pop("MASTER_PORT")) in candidates(os.getpid())
     assert found == {
         "CLUSTER_DDP_LOCAL_JOB_ID": str(os.getpid()),
@@ -252,7 +260,7 @@ def test_cpus_are_shared_out_on_this_machine(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_submitits_variables_on_this_machine() -> None:
-    asked = Options(function=True)
+    asked = AgentOptions(function=True)
     found = launch_env.on_this_machine(asked, 2, 0)
     assert (found["SUBMITIT_EXECUTOR"], found["SUBMITIT_LOCAL_NTASKS"]) == ("local", "2")
     assert found["SUBMITIT_LOCAL_JOB_ID"] == str(os.getpid())

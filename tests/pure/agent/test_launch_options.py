@@ -9,12 +9,12 @@ from dataclasses import fields, replace
 import pytest
 from stand_ins import HOSTILE
 
-from cluster_ddp.agent.launch_options import Options, parse, words
+from cluster_ddp.agent.launch_options import AgentOptions, parse, words
 from cluster_ddp.cli import launch
 from cluster_ddp.errors import SpecError
 from cluster_ddp.option_form import default_of
 
-ALL_SET = Options(
+ALL_SET = AgentOptions(
     command=("python", "it's.py", "--", "--ranks", *HOSTILE),
     launcher="fork",
     ranks=2,
@@ -53,15 +53,15 @@ ALL_SET = Options(
 
 
 def test_words_and_parse_are_inverse() -> None:
-    assert all(getattr(ALL_SET, one.name) != default_of(one) for one in fields(Options))
+    assert all(getattr(ALL_SET, one.name) != default_of(one) for one in fields(AgentOptions))
     assert parse(words(ALL_SET)) == ALL_SET
-    assert parse(words(Options(command=("true",)))) == Options(command=("true",))
+    assert parse(words(AgentOptions(command=("true",)))) == AgentOptions(command=("true",))
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(Options) if one.name != "command"])
+@pytest.mark.parametrize("name", [one.name for one in fields(AgentOptions) if one.name != "command"])
 def test_what_has_its_default_is_not_said(name: str) -> None:
     """A task's command line has only what it needs, and each option is one word."""
-    one = replace(Options(command=("a", "b c")), **{name: getattr(ALL_SET, name)})
+    one = replace(AgentOptions(command=("a", "b c")), **{name: getattr(ALL_SET, name)})
     said = words(one)
     assert {word.partition("=")[0] for word in said[:-3]} == {f"--{name.replace('_', '-')}"}
     assert said[-3:] == ["--", "a", "b c"]
@@ -96,4 +96,4 @@ def test_what_an_agent_can_not_read_is_said(given: str, said: str) -> None:
 
 
 def test_a_grid_is_json() -> None:
-    assert words(Options(grid={"a": ["1"]}))[0] == f"--grid={json.dumps({'a': ['1']})}"
+    assert words(AgentOptions(grid={"a": ["1"]}))[0] == f"--grid={json.dumps({'a': ['1']})}"

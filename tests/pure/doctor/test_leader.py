@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster_ddp.doctor.step.leader_follower import Leader
-from cluster_ddp.doctor.step.links import Link
+from cluster_ddp.doctor.step.links import NetworkLink
 
 
 class Server:
@@ -37,7 +37,7 @@ def test_a_rank_whose_answer_is_lost_is_not_at_fault(lost: float, checks: list[s
     """Where the network loses packets, that is the first finding, and no node is left out because of it."""
     leader: Any = Leader.__new__(Leader)
     answers = {rank: {"links": [], "sees": None} for rank in range(3)}
-    answers[0]["links"] = [asdict(Link(source="node1", target="node2", lost=lost))]
+    answers[0]["links"] = [asdict(NetworkLink(source="node1", target="node2", lost=lost))]
     leader._server = Server(answers)
     leader._reports = {rank: {"host": f"node{1 + rank // 2}"} for rank in range(4)}
     leader.options, leader.env = SimpleNamespace(run_dir=None), {}

@@ -15,7 +15,7 @@ from cluster_ddp.doctor.step import judgement, links
 
 def measured(
     monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float], core_waits: Iterable[float] = itertools.repeat(0.0)
-) -> links.Link:
+) -> links.NetworkLink:
     """A link whose pieces take so long, by a clock of its own; for a part the other end waits for a core."""
     clock, each = SimpleNamespace(now=0.0, waited=0.0), zip(seconds, core_waits)
 
@@ -94,7 +94,7 @@ def test_a_link_is_slower_than_others_if_it_is_so_without_the_waits_for_cores() 
     """Those of the others count: nodes are busy in different ways."""
     rates = {"node1": (200e6, 2e9), "node2": (900e6, 5e11), "node3": (1e9, 1e9), "node4": (100e6, 200e6)}
     found = [
-        links.Link(source=node, target="node5", bytes_per_s=rate, at_most_bytes_per_s=at_most)
+        links.NetworkLink(source=node, target="node5", bytes_per_s=rate, at_most_bytes_per_s=at_most)
         for node, (rate, at_most) in rates.items()
     ]
     assert judgement.of_links(found) == []

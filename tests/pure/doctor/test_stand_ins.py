@@ -261,7 +261,7 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
         yield "fourth"
         os.abort()
 
-    tasks: dict[str, all_checks.Task] = {
+    tasks: dict[str, all_checks.CheckTask] = {
         "hangs": hang,
         "raises": raise_it,
         "aborts": abort,
@@ -269,10 +269,10 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
     }
     found = all_checks.Running(tasks).results(scaled(5))
     assert found == {
-        "hangs": all_checks.Result([{"found": 1}], "second", is_late=True),
-        "raises": all_checks.Result([], "third", "ValueError: odd"),
-        "aborts": all_checks.Result([], "fourth", "its process ended: SIGABRT"),
-        "works": all_checks.Result([["yes"]]),
+        "hangs": all_checks.CheckResult([{"found": 1}], "second", is_late=True),
+        "raises": all_checks.CheckResult([], "third", "ValueError: odd"),
+        "aborts": all_checks.CheckResult([], "fourth", "its process ended: SIGABRT"),
+        "works": all_checks.CheckResult([["yes"]]),
     }
     (late,) = all_checks.broken_off("hangs", found["hangs"], "node1", 0.5)
     assert (late.what, late.sick_nodes) == ("The check second (hangs) did not come back.", ("node1",))
@@ -288,7 +288,7 @@ def test_checks_run_in_a_process_with_more_than_1024_open_files() -> None:
     opened = [os.dup(0) for _ in range(1024)]
     try:
         running = all_checks.Running({"works": lambda: [["yes"]]})
-        assert running.results(10.0) == {"works": all_checks.Result([["yes"]])}
+        assert running.results(10.0) == {"works": all_checks.CheckResult([["yes"]])}
     finally:
         for descriptor in opened:
             os.close(descriptor)
@@ -394,7 +394,7 @@ def test_a_line_that_was_cut_off_is_left_out() -> None:
     pid = os.posix_spawn("/bin/sh", words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writing, 1)])
     os.close(writing)
     found = all_checks._result(pid, reading, time.monotonic() + 10)
-    assert found == all_checks.Result([1], failure="its process ended: exit status 0")
+    assert found == all_checks.CheckResult([1], failure="its process ended: exit status 0")
 
 
 def test_results_are_read_without_a_free_descriptor() -> None:
@@ -411,4 +411,4 @@ def test_results_are_read_without_a_free_descriptor() -> None:
         for one in taken:
             os.close(one)
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    assert found == {"one": all_checks.Result([["yes"]]), "other": all_checks.Result([["no"]])}
+    assert found == {"one": all_checks.CheckResult([["yes"]]), "other": all_checks.CheckResult([["no"]])}

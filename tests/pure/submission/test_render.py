@@ -18,7 +18,7 @@ from stand_ins import HOSTILE, FakeSlurm, fake_slurm
 from strangers import STRANGER, needs_a_stranger
 
 from cluster_ddp.agent import launch_options
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.submission import render as rendering
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.render import agent_options
@@ -223,7 +223,7 @@ def test_the_agent_gets_what_was_asked_for(tmp_path: Path) -> None:
     assert status == 7, err
     verb, *words = shown(tmp_path)["argv"]
     assert verb == "job"
-    assert launch_options.parse(words) == Options(
+    assert launch_options.parse(words) == AgentOptions(
         command=(*spec.command, "more $(touch pwned)", "'"),
         container_binds=("/data sets:/data", "/more"),
         container_overlays=("/o.sqsh",),
@@ -443,7 +443,7 @@ def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
     assert status == 7, err
     verb, *words = shown(run_dir)["argv"]
     assert verb == "job"
-    assert launch_options.parse(words) == Options(
+    assert launch_options.parse(words) == AgentOptions(
         command=spec.command, ranks=2, run_dir=str(run_dir), code=f"{run_dir}/code/a b", time_limit_s=120, **same
     )
     assert not (tmp_path / "pwned").exists()

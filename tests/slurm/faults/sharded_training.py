@@ -1,7 +1,7 @@
 """A model that is sharded over the ranks, trained on a stream at a walking pace, and with faults of its own.
 
 PACE_S     seconds that each step takes longer
-FAULTS     JSON: [{"rank": 1, "writes": "step-00000010.shards/.rank-1-"}, {"rank": 0, "step": 30, "start": 1}, …]: in
+FAULTS     JSON: [{"rank": 1, "writes": "step-00000010.pieces/.rank-1-"}, {"rank": 0, "step": 30, "start": 1}, …]: in
            the job's first start, or the one in "start", this rank gets SIGKILL while such a file is written, and before
            it has its name; or it does nothing more after that step
 """

@@ -12,12 +12,12 @@ from restarting import Job, launch
 
 from cluster_ddp.run.names import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded import pieces_file
 from cluster_ddp.sandbox import daemons, network
 
 SHARDED = ("python", str(Path(__file__).with_name("sharded_training.py")))
 FAULTS = [
-    {"rank": 1, "writes": "step-00000010.shards/.rank-1-"},
+    {"rank": 1, "writes": "step-00000010.pieces/.rank-1-"},
     {"rank": 0, "writes": "checkpoints/.step-00000015.pt", "start": 1},
     {"rank": 0, "step": 30, "start": 3},
 ]
@@ -68,11 +68,11 @@ def begin(place: Place, *options: str, **env: object) -> Job:
 
 
 def check_files(run: Run) -> None:
-    """Nothing half-written is left, nothing was damaged, and each checkpoint has its shard files."""
+    """Nothing half-written is left, nothing was damaged, and each checkpoint has its pieces files."""
     found = sorted((run.path / File.CHECKPOINTS).iterdir())
-    assert {one.suffix for one in found} == {".pt", shard_file.SUFFIX}
+    assert {one.suffix for one in found} == {".pt", pieces_file.SUFFIX}
     checkpoints = [one for one in found if one.suffix == ".pt"]
-    assert [shard_file.folder_of(one) for one in checkpoints] == [one for one in found if one.is_dir()]
+    assert [pieces_file.folder_of(one) for one in checkpoints] == [one for one in found if one.is_dir()]
     for one in checkpoints:
         checkpoint_file.digest(one)
-        shard_file.check_all(one)
+        pieces_file.check_all(one)

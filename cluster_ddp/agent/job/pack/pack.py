@@ -19,7 +19,7 @@ from cluster_ddp.agent import array_values, launch_env
 from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.pack import packed_job
 from cluster_ddp.agent.job.restart import requeue
-from cluster_ddp.agent.launch_options import Options, words
+from cluster_ddp.agent.launch_options import AgentOptions, words
 from cluster_ddp.agent.task import signals, staged_env
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.errors import counted
@@ -38,7 +38,7 @@ _NAMED = 5  # of the tasks that failed
 class Pack:
     """A job that holds tasks, from one requeue to the next. It has the environment of the batch script."""
 
-    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+    def __init__(self, options: AgentOptions, env: Mapping[str, str]) -> None:
         assert options.pack is not None
         self._options, self._env, self._at_a_time = options, dict(env), options.pack
         self._label, self._requeues = Variables(env).job_label(), Variables(env).requeues()

@@ -20,7 +20,7 @@ from cluster_ddp.agent.job import job_log, launch_job, slurm_commands
 from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
 from cluster_ddp.agent.job.slurm_job import SlurmJob
 from cluster_ddp.agent.job.start_loop import Starts
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.run.names import Env
 from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm import variables
@@ -54,7 +54,7 @@ def environment(env: Mapping[str, str], pack: int, tasks: Sequence[int], task: i
     }
 
 
-def options(asked: Options, env: Mapping[str, str]) -> Options:
+def options(asked: AgentOptions, env: Mapping[str, str]) -> AgentOptions:
     """Return the options of a task's agent.
 
     Args:
@@ -73,13 +73,13 @@ class PackedJob(SlurmJob):
 
     shares_nodes = True
 
-    def __init__(self, holder: str, options: Options, env: Mapping[str, str]) -> None:
+    def __init__(self, holder: str, options: AgentOptions, env: Mapping[str, str]) -> None:
         super().__init__(options, env)
         self._holder = holder
         self._limits = TaskLimits(self.options, self.env, self.folder)
 
     def look(self, step: str, send: Callable[[signal.Signals], object], end: Callable[[], object]) -> float:
-        """Look after the task's limits. See `Job`."""
+        """Look after the task's limits. See `BaseJob`."""
         return self._limits.look(step, send, end)
 
     def judged(self, ended: Outcome) -> Outcome:

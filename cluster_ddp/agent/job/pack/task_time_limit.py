@@ -15,7 +15,7 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job import job_log, slurm_commands
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.task.supervisor import PATIENCE_S
 from cluster_ddp.run.files import refresh
 from cluster_ddp.run.names import File
@@ -29,7 +29,7 @@ _STATUSES = {"CANCELLED": 143, "TIMEOUT": 1}
 class TaskLimits:
     """The limits of one packed task, over all its starts in this job, by its options, environment and run directory."""
 
-    def __init__(self, options: Options, env: Mapping[str, str], folder: Path | None) -> None:
+    def __init__(self, options: AgentOptions, env: Mapping[str, str], folder: Path | None) -> None:
         self._env, self._folder, self._limit_s = env, folder, options.time_limit_s
         name, _, before_s = options.signal.removeprefix("R:").partition("@")
         self._warning: signal.Signals | None = None

@@ -118,7 +118,7 @@ class History:
         return text.removesuffix("\n").split("\n") if text else []
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """What follows."""
 
     then: str
@@ -138,7 +138,7 @@ def what_follows(
     restarts: int,
     nodes: Nodes,
     has_others: Callable[[Mapping[str, Reason]], bool],
-) -> Verdict:
+) -> Decision:
     """Return what follows a failure.
 
     Args:
@@ -149,18 +149,18 @@ def what_follows(
         has_others: whether the cluster has nodes enough for the job if these are left out.
     """
     if not restarts:
-        return Verdict(Then.END)
+        return Decision(Then.END)
     if why := _no_more(now, before, restarts):
-        return Verdict(Then.END, why)
+        return Decision(Then.END, why)
     if not nodes.training:
-        return Verdict(Then.RESTART)
+        return Decision(Then.RESTART)
     twice = _twice(now, before) if len(nodes.training) > 1 else {}
     for left_out in ({**twice, **out}, out):
         if (others := nodes.without(left_out)) is not None:
-            return Verdict(Then.RESTART, left_out=left_out, nodes=others)
+            return Decision(Then.RESTART, left_out=left_out, nodes=others)
         if has_others(left_out):
             break
-    return Verdict(Then.REQUEUE, left_out=left_out)
+    return Decision(Then.REQUEUE, left_out=left_out)
 
 
 def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:

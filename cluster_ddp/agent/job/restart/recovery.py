@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from cluster_ddp.agent import first_failure, launch_env
 from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.job.restart import failures, job_nodes
-from cluster_ddp.agent.job.restart.failures import History, Verdict
+from cluster_ddp.agent.job.restart.failures import Decision, History
 from cluster_ddp.agent.job.restart.job_nodes import BEFORE, LOST, UNKNOWN, Nodes, Reason
 from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.errors import counted
 from cluster_ddp.run import outcome
 from cluster_ddp.run.names import Kind, Then
@@ -27,7 +27,7 @@ class Recovery:
 
     def __init__(
         self,
-        options: Options,
+        options: AgentOptions,
         env: Mapping[str, str],
         history: History,
         nodes: Nodes = UNKNOWN,
@@ -45,7 +45,7 @@ class Recovery:
         """With how many nodes a requeue may start."""
         self._requeues = Variables(env).requeues()
 
-    def after(self, ended: Outcome, reports: TaskReports) -> Verdict:
+    def after(self, ended: Outcome, reports: TaskReports) -> Decision:
         """Return what follows a start that failed, and note it."""
         out = {**self._new_sick(), **dict.fromkeys(filter(None, ended.lost_nodes), LOST)}  # lost, or at fault
         now = self._failed(ended, reports, out)
@@ -54,7 +54,7 @@ class Recovery:
         is_sruns = ended.first is not None and ended.first.host == first_failure.SRUN and not reports.has_begun
         if found.then == Then.RESTART and self.nodes.training and is_sruns:
             # Slurm makes no step. After a job was made smaller and requeued, 22.05 has forgotten its GPUs.
-            found = Verdict(Then.REQUEUE, left_out=found.left_out)
+            found = Decision(Then.REQUEUE, left_out=found.left_out)
         if self._options.restarts:
             found = self._noted(found, now, ended)
             self._say(found, now)
@@ -93,7 +93,7 @@ class Recovery:
             self.nodes = left
             self._history.note_nodes(len(left.allocated))
 
-    def left_behind(self, found: Verdict) -> dict[str, str]:
+    def left_behind(self, found: Decision) -> dict[str, str]:
         """Return which nodes a requeue is to exclude -> why. `found` is what follows the last start."""
         sick = {node: why for node, why in self.nodes.left_out.items() if why.is_at_fault}
         return {node: why.words for node, why in {**sick, **self._new_sick(), **found.left_out}.items()}
@@ -109,7 +109,7 @@ class Recovery:
         asked = self._options.nodes or str(self._allocated)
         return asked if len(self.nodes.allocated) < self._allocated else None
 
-    def _on_healthy_nodes(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
+    def _on_healthy_nodes(self, now: Failed, out: Mapping[str, Reason]) -> Decision:
         """Return what follows, with spares that have examined themselves."""
         before, restarts = self._history.failures, self._options.restarts
         while True:
@@ -119,7 +119,7 @@ class Recovery:
                 return found
             out = {**out, **{node: Reason(fault) for node, fault in faults.items()}}
 
-    def _noted(self, found: Verdict, now: Failed, ended: Outcome) -> Verdict:
+    def _noted(self, found: Decision, now: Failed, ended: Outcome) -> Decision:
         """Note the failure, and what follows. Where it can't be noted, Slurm's count of requeues is the limit."""
         now = now._replace(then=found.then, without=tuple(found.left_out))
         is_noted = self._history.end(ended._replace(then=found.then), now)
@@ -127,7 +127,7 @@ class Recovery:
         if found.then != Then.REQUEUE or is_noted or self._requeues < most:
             return found
         why = f"requeued {self._requeues} times, and failures are not counted where they can't be noted"
-        return Verdict(Then.END, f"{why} (--restarts {most})")
+        return Decision(Then.END, f"{why} (--restarts {most})")
 
     def _failed(self, ended: Outcome, reports: TaskReports, out: Mapping[str, Reason]) -> Failed:
         first, end = ended.first, reports.end_of(ended.first)
@@ -157,7 +157,7 @@ class Recovery:
         usable = slurm_commands.usable_nodes(self._env)
         return usable is None or len(usable - {*out} - before) >= self.needed
 
-    def _say(self, found: Verdict, now: Failed) -> None:
+    def _say(self, found: Decision, now: Failed) -> None:
         for node, why in found.left_out.items():
             job_log.say(f"Left out from now on: {node}: {why.words}")
         if found.then == Then.RESTART:

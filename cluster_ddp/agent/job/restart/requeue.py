@@ -218,7 +218,7 @@ class Requeue:
         answer = self._ask(*arguments)
         return "" if answer.is_ok else answer.words
 
-    def _ask(self, *arguments: str) -> slurm_commands.Answer:
+    def _ask(self, *arguments: str) -> slurm_commands.CommandAnswer:
         argv = ["scontrol", *arguments]
         return slurm_commands.ask(argv, self._env, with_stderr=True, outlives_term=self._is_other)
 

@@ -1,9 +1,9 @@
-"""Checkpoints of models that are sharded over the ranks (FSDP2): `step-N.pt`, and a shard file of each rank beside it.
+"""Checkpoints of models that are sharded over the ranks (FSDP2): `step-N.pt`, and a pieces file of each rank beside it.
 
-shard_file  one rank's shard file: writing and checking it, before a resume on all ranks at the same time
+pieces_file  one rank's pieces file: writing and checking it, before a resume on all ranks at the same time
 resharding  a part's state as it is loaded, on whatever number of ranks; the saved pieces
-shard_save  a save of all ranks: each writes its shard file, and rank 0 the checkpoint last
+sharded_save  a save of all ranks: each writes its pieces file, and rank 0 the checkpoint last
 
 `step-N.pt` is an ordinary checkpoint. In place of a sharded tensor it has one without values (torch's meta device), and
-it names each shard file, in step-N.shards/, with its SHA-256. So a checkpoint is whole once it has its name.
+it names each pieces file, in step-N.pieces/, with its SHA-256. So a checkpoint is whole once it has its name.
 """

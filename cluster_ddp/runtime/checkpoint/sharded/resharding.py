@@ -16,15 +16,15 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import UnusableError
 from cluster_ddp.runtime.checkpoint.exactness import optimizer_state
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in, with_tensors
-from cluster_ddp.runtime.checkpoint.sharded import shard_file
-from cluster_ddp.runtime.checkpoint.sharded.shard_file import PARTS
+from cluster_ddp.runtime.checkpoint.sharded import pieces_file
+from cluster_ddp.runtime.checkpoint.sharded.pieces_file import PARTS
 from cluster_ddp.runtime.model import dtensor_pieces
 from cluster_ddp.runtime.model.dtensor_pieces import Piece, is_sharded, local_part
 from cluster_ddp.runtime.world import World
 
 
 class SavedPieces:
-    """The pieces of a checkpoint, read from its shard files as they are needed; their bytes are mapped into memory.
+    """The pieces of a checkpoint, read from its pieces files as they are needed; their bytes are mapped into memory.
 
     Args:
         checkpoint: its path.
@@ -32,8 +32,8 @@ class SavedPieces:
     """
 
     def __init__(self, checkpoint: Path, saved: Mapping[str, Any]) -> None:
-        self._folder, self._files = shard_file.folder_of(checkpoint), shard_file.described(saved)
-        self._open: dict[str, tuple[torch.Tensor, shard_file.Index]] = {}
+        self._folder, self._files = pieces_file.folder_of(checkpoint), pieces_file.described(saved)
+        self._open: dict[str, tuple[torch.Tensor, pieces_file.Index]] = {}
 
     def read(self, name: str, whole: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
         """Return the values of the tensor of that name: of `wanted`, a DTensor, this rank's part; else all.
@@ -44,7 +44,7 @@ class SavedPieces:
             wanted: of the same shape.
 
         Raises:
-            UnusableError: the shard files do not have all its values.
+            UnusableError: the pieces files do not have all its values.
         """
         start, shape = (0,) * whole.dim(), tuple(whole.shape)
         first = None
@@ -63,13 +63,13 @@ class SavedPieces:
         """
         for file in sorted(self._files, key=lambda file: self._files[file]["rank"] != first):
             if file not in self._open:
-                self._open[file] = shard_file.read(self._folder / file)
-            shard, index = self._open[file]
+                self._open[file] = pieces_file.read(self._folder / file)
+            pieces, index = self._open[file]
             if name in index:
                 dtype, start, shape, offset = index[name]
                 kind: torch.dtype = getattr(torch, dtype)
                 nbytes = torch.Size(shape).numel() * kind.itemsize
-                values = torch.from_numpy(shard[offset : offset + nbytes].numpy()).view(kind).view(shape)
+                values = torch.from_numpy(pieces[offset : offset + nbytes].numpy()).view(kind).view(shape)
                 try:
                     yield Piece(tuple(start), offset, values)
                 finally:  # also if no other piece is asked for
@@ -168,7 +168,7 @@ def filled(name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPiece
         saved_pieces: the values of sharded tensors in it.
 
     Raises:
-        UnusableError: the shard files do not have all values.
+        UnusableError: the pieces files do not have all values.
     """
     own = _sharded_here(name, part, saved)
     is_module = isinstance(part, torch.nn.Module)  # it copies these; other parts may keep the given tensors

@@ -12,7 +12,7 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent.job import chain
-from cluster_ddp.agent.job.chain import Link
+from cluster_ddp.agent.job.chain import ChainLink
 from cluster_ddp.run import journal
 from cluster_ddp.run.journal import Event
 from cluster_ddp.slurm.job_status import JobStatus
@@ -83,7 +83,7 @@ def test_a_job_first_looks_whether_anything_is_left_to_do(
 def test_where_nothing_is_known_a_job_runs(fake_slurm: FakeSlurm, run: Path) -> None:
     """As on a full disk."""
     assert begin(run, 3) == (0, "")
-    assert chain.links(run, "12") == [Link(3, 3, "16", "step-6.pt")]
+    assert chain.links(run, "12") == [ChainLink(3, 3, "16", "step-6.pt")]
 
 
 def test_a_job_that_somebody_requeued_runs_and_counts_again(fake_slurm: FakeSlurm, run: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cluster_ddp.agent import array_values
 from cluster_ddp.agent.job.pack import pack, packed_job
 from cluster_ddp.agent.job.pack.task_time_limit import TaskLimits
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.run import journal, turns
 from cluster_ddp.run.names import Env, Then
 from cluster_ddp.run.outcome import Outcome
@@ -42,7 +42,9 @@ def test_the_job_looks_like_the_tasks_own() -> None:
         **{"SLURM_CPUS_ON_NODE": "6", "SLURM_JOB_CPUS_PER_NODE": "6", "SLURM_GPUS_ON_NODE": "2"},
         **{"SLURM_MEM_PER_NODE": "1000", Env.SLURM_RESTARTS: "5", Env.PLACE_IN_JOB: "71"},
     }
-    asked = Options(command=("x",), pack=4, jobs=3, array="0,3,70", cleanup="rm x", srun_options=("--cpu-bind=none",))
+    asked = AgentOptions(
+        command=("x",), pack=4, jobs=3, array="0,3,70", cleanup="rm x", srun_options=("--cpu-bind=none",)
+    )
     own = packed_job.options(asked, env)
     assert own.srun_options == ("--exact", "--nodes=1", "--gres=gpu:2", "--mem=1000M", "--cpu-bind=none")
     assert (own.pack, own.cleanup) == (None, None)
@@ -92,7 +94,7 @@ def test_a_limit_counts_from_the_first_rank_on(tmp_path: Path, monkeypatch: pyte
     now, sent, ended_at = [1000.0], list[signal.Signals](), list[float]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     env = {"SLURM_JOB_ID": "4", "PATH": str(tmp_path)}  # no scancel: srun ends the tasks
-    limits = TaskLimits(Options(time_limit_s=100, signal="USR1@30"), env, tmp_path)
+    limits = TaskLimits(AgentOptions(time_limit_s=100, signal="USR1@30"), env, tmp_path)
 
     def look_until(at: float, step: str) -> None:
         while now[0] < at:
@@ -119,7 +121,7 @@ def test_a_task_whose_starts_cannot_be_noted_is_not_started_without_end(
     """Such as on a full disk: --max-requeues then counts Slurm's requeues of the job."""
     given = list[str]()
     monkeypatch.setattr(pack, "spawn", lambda command, env, **more: given.append(env["SLURM_RESTART_COUNT"]) or 77)
-    options = Options(command=("x",), pack=4, jobs=3, array="0-70", run_dir=f"{tmp_path}/%j")
+    options = AgentOptions(command=("x",), pack=4, jobs=3, array="0-70", run_dir=f"{tmp_path}/%j")
     for number, is_noted in ((1, True), (4, False)):
         folder = tmp_path / f"2_{number}" / ("" if is_noted else "job.jsonl")
         folder.mkdir(parents=True)

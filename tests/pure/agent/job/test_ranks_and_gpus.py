@@ -6,7 +6,7 @@ import pytest
 
 from cluster_ddp.agent import launch_env
 from cluster_ddp.agent.job import launch_job
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.errors import SpecError
 
 ONE_TASK = {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}
@@ -14,7 +14,7 @@ FOUR_GPUS = {**ONE_TASK, "SLURM_GPUS_ON_NODE": "4"}
 
 
 def said(env: dict[str, str], **options: object) -> str:
-    asked = Options(command=("true",), **options)  # type: ignore[arg-type]
+    asked = AgentOptions(command=("true",), **options)  # type: ignore[arg-type]
     return launch_job.gpu_remark(launch_env.shape(asked, env), asked)
 
 

@@ -17,7 +17,7 @@ from cluster_ddp.agent import launch_options
 from cluster_ddp.agent.job import slurm_commands, srun_step
 from cluster_ddp.agent.job.slurm_commands import Configuration
 from cluster_ddp.agent.launch_env import Shape
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 
 __all__ = ["fake_slurm"]
 
@@ -38,7 +38,7 @@ EACH_NODE = ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"]
     ],
 )
 def test_sruns_command(launcher: str, folder: Path | None, tasks: list[str]) -> None:
-    asked = Options(command=COMMAND, launcher=launcher)
+    asked = AgentOptions(command=COMMAND, launcher=launcher)
     said = srun_step.srun(asked, SIZE, folder)
     of_task = [] if launcher == "srun" else [f"--launcher={launcher}"]
     assert said == ["srun", *tasks, *AGENT, "task", *of_task, "--", *COMMAND]
@@ -47,13 +47,13 @@ def test_sruns_command(launcher: str, folder: Path | None, tasks: list[str]) -> 
 @pytest.mark.parametrize("launcher", ["srun", "fork"])
 def test_cpus_that_nobody_knows_are_slurms_to_choose(launcher: str) -> None:
     unknown = SIZE._replace(node_cpus=None, cpus_per_task=None)
-    said = srun_step.srun(Options(command=COMMAND, launcher=launcher), unknown, None)
+    said = srun_step.srun(AgentOptions(command=COMMAND, launcher=launcher), unknown, None)
     assert not [word for word in said if word.startswith("--cpus-per-task")]
 
 
 def test_sruns_own_options_come_after_ours() -> None:
     """srun takes the last of two."""
-    asked = Options(command=COMMAND, srun_options=("--kill-on-bad-exit=0", "--cpu-bind=none"))
+    asked = AgentOptions(command=COMMAND, srun_options=("--kill-on-bad-exit=0", "--cpu-bind=none"))
     said = srun_step.srun(asked, SIZE, A_RUN)
     at = said.index("--cpu-bind=none")
     assert said[at - 1 : at + 2] == ["--kill-on-bad-exit=0", "--cpu-bind=none", AGENT[0]]
@@ -62,7 +62,7 @@ def test_sruns_own_options_come_after_ours() -> None:
 
 @pytest.mark.parametrize("ignore_warnings", [True, False])
 def test_a_task_learns_all_but_what_the_job_does_before_and_after(ignore_warnings: bool) -> None:
-    asked = Options(
+    asked = AgentOptions(
         command=COMMAND,
         launcher="fork",
         gpus_per_task=2,
@@ -94,7 +94,7 @@ BESIDE = ["--nodes=2", "--nodelist=node1,node3", "--overlap", "--mem=0"]
 
 def test_a_later_step_starts_beside_the_old_one_and_names_its_nodes() -> None:
     """Which still holds the CPUs, GPUs and memory of the job."""
-    asked, on = Options(command=COMMAND, srun_options=("--overlap",)), srun_step.On(("node1", "node3"), True)
+    asked, on = AgentOptions(command=COMMAND, srun_options=("--overlap",)), srun_step.On(("node1", "node3"), True)
     said = srun_step.srun(replace(asked, ignore_warnings=True), SIZE, None, on)
     assert said[said.index("--cpus-per-task=3") + 1 :][:5] == [*BESIDE, "--kill-on-bad-exit=1"]
     assert said[said.index("task") :][:3] == ["task", "--srun-options=--overlap", "--ignore-warnings"]
@@ -105,7 +105,7 @@ def test_a_later_step_starts_beside_the_old_one_and_names_its_nodes() -> None:
 
 
 def test_one_agent_waits_on_each_spare_node() -> None:
-    asked = Options(command=COMMAND, launcher="fork", restarts=4, spare_nodes=1)
+    asked = AgentOptions(command=COMMAND, launcher="fork", restarts=4, spare_nodes=1)
     said = srun_step.spares(asked, SIZE, ["node1", "node3"])
     options = ["--launcher=fork", "--restarts=4", "--spare-nodes=1"]
     assert said == ["srun", *EACH_NODE, *BESIDE, *AGENT, "spare", *options, "--", *COMMAND]
@@ -113,10 +113,10 @@ def test_one_agent_waits_on_each_spare_node() -> None:
 
 def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    inside = srun_step.srun(Options(command=COMMAND, container="/i.sif"), SIZE, A_RUN)
+    inside = srun_step.srun(AgentOptions(command=COMMAND, container="/i.sif"), SIZE, A_RUN)
     assert not [word for word in inside if word.startswith("--container-image")]
     assert "--container=/i.sif" in inside
-    asked = Options(command=COMMAND, container_image="nvcr.io#a/b:1", container_binds=("/data", "/a:/b c"))
+    asked = AgentOptions(command=COMMAND, container_image="nvcr.io#a/b:1", container_binds=("/data", "/a:/b c"))
     around = srun_step.srun(asked, SIZE, A_RUN)
     mounts = f"{tmp_path}:{tmp_path},{A_RUN}:{A_RUN},/data:/data,/a:/b c"
     assert around[around.index("--container-image=nvcr.io#a/b:1") :][1:3] == [
@@ -128,7 +128,7 @@ def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeyp
 
 def in_image(path: str, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the words that an image gets, where the PATH has what the image has."""
-    words = srun_step.srun(Options(command=command, container_image="x"), SIZE, None)
+    words = srun_step.srun(AgentOptions(command=command, container_image="x"), SIZE, None)
     place = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "PATH": path, **env}
     return subprocess.run(
         words[words.index("sh") :], env=place, capture_output=True, text=True, timeout=scaled(LIMIT_S)
@@ -159,7 +159,7 @@ def test_a_step_of_other_tasks_than_the_jobs_forgets_those(launcher: str, tasks:
     kept = {"SLURM_JOB_ID": "71", "SLURM_GPU_BIND": "closest"}
     env = {**kept, "SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3,gres/gpu=2", "SLURM_GPUS_PER_TASK": "2"}
     env["SLURM_TRES_BIND"] = "gres/gpu:per_task:2"
-    asked, size = Options(launcher=launcher), SIZE._replace(tasks_per_node=tasks, gpus_per_node=8, gpus_per_task=2)
+    asked, size = AgentOptions(launcher=launcher), SIZE._replace(tasks_per_node=tasks, gpus_per_node=8, gpus_per_task=2)
     assert srun_step.step_env(asked, size, env) == (kept if is_another else env)
     assert ("--gres=gpu:8" in srun_step.srun(asked, size, None)) is is_another
     assert "--gres" not in " ".join(srun_step.srun(asked, size._replace(gpus_per_task=0), None))
@@ -169,7 +169,7 @@ def test_a_step_of_other_tasks_than_the_jobs_forgets_those(launcher: str, tasks:
 def test_each_node_unpacks_the_environment(
     fake_slurm: FakeSlurm, capfd: pytest.CaptureFixture[str], status: int, is_said: bool
 ) -> None:
-    asked = Options(command=COMMAND, venv="/a venv", stage_env="/it's a venv.tar")
+    asked = AgentOptions(command=COMMAND, venv="/a venv", stage_env="/it's a venv.tar")
     fake_slurm.command("srun", f"exit {status}")
     env = {**os.environ, "SLURM_JOB_ID": "71", "SLURM_CPUS_PER_TASK": "3"}
     added = srun_step.staged(asked, SIZE, env)
@@ -179,7 +179,7 @@ def test_each_node_unpacks_the_environment(
     assert fake_slurm.env("srun")["CLUSTER_DDP_COPY"] == added[name]
     assert "SLURM_CPUS_PER_TASK" not in fake_slurm.env("srun")
     assert ("Unpacked the environment on 2 node(s) in 0 s." in capfd.readouterr().err) is is_said
-    assert srun_step.staged(Options(command=COMMAND, venv="/a venv"), SIZE, env) == {}
+    assert srun_step.staged(AgentOptions(command=COMMAND, venv="/a venv"), SIZE, env) == {}
     srun_step.staged(replace(asked, spare_nodes=1), SIZE, env)
     assert fake_slurm.calls("srun")[1][0] == "--ntasks=3", "the spares, too"
 

@@ -12,11 +12,11 @@ import pytest
 from slowness import LIMIT_S, scaled
 from stand_ins import APPTAINER, HOSTILE
 
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.task import rank_command
 from cluster_ddp.errors import JobError
 
-SIF = Options(container="/i.sif")
+SIF = AgentOptions(container="/i.sif")
 IMAGE = "/images/it's $(touch pwned).sif"
 # As a program in Go: what it starts has the signals' defaults.
 GO = '#!/bin/bash\nwhile [[ $1 != /i.sif ]]; do shift; done; exec env --default-signal "${@:2}"\n'
@@ -40,7 +40,7 @@ def stand_in(tools: Path, name: str, text: str) -> None:
 def run(
     tools: Path,
     *command: str,
-    container: Options = SIF,
+    container: AgentOptions = SIF,
     ignore_warnings: bool = False,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
@@ -141,6 +141,6 @@ def test_a_shell_in_the_container_can_trap_warnings(tools: Path) -> None:
 
 
 def test_words_for_a_restart_are_added_from_the_second_start_on() -> None:
-    asked = Options(command=("python", "train.py"), restart_args="--resume 'my last.pth'")
+    asked = AgentOptions(command=("python", "train.py"), restart_args="--resume 'my last.pth'")
     assert rank_command.of_start(asked, {"CLUSTER_DDP_START": "0"}) == ["python", "train.py"]
     assert rank_command.of_start(asked, {"CLUSTER_DDP_START": "3"}) == ["python", "train.py", "--resume", "my last.pth"]

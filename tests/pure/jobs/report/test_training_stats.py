@@ -47,8 +47,8 @@ def test_communication_that_nobody_measured_is_said_so(tmp_path: Path) -> None:
 
 def test_without_records_of_steps_those_of_training_say_how_long_it_waited(tmp_path: Path) -> None:
     write(tmp_path, [{"kind": "train", "waiting_for_data": 0.3}, {"kind": "steps", "steps": 0, "step_s": "x"}, {}])
-    assert training_stats.read(tmp_path) == training_stats.Training(waiting_for_data=0.3, starts=[])
-    assert training_stats.read(tmp_path / "missing") == training_stats.Training(starts=[])
+    assert training_stats.read(tmp_path) == training_stats.TrainingStats(waiting_for_data=0.3, starts=[])
+    assert training_stats.read(tmp_path / "missing") == training_stats.TrainingStats(starts=[])
 
 
 def test_its_restarts_and_its_slow_rank_are_in_the_report(tmp_path: Path) -> None:

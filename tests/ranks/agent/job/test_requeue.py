@@ -281,7 +281,7 @@ def test_what_a_start_is_known_by(job: Job, env: Mapping[str, str], over: str) -
     host = "login" if "ENVIRONMENT" in env else "node1"
     (job.folder / "instead").write_text(INSTEAD.format("RUNNING", 2, host))
     answer = slurm_commands.instead_of("71", {**job.env(), **OURS, **env})
-    assert answer == slurm_commands.Answer(True, over)
+    assert answer == slurm_commands.CommandAnswer(True, over)
 
 
 def test_without_scontrol_nothing_is_tried_again(job: Job) -> None:

@@ -18,7 +18,7 @@ from slowness import LIMIT_S, scaled, wait_until
 from tasks import PLACE, started
 
 from cluster_ddp import processes
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.task import python_module
 from cluster_ddp.agent.task.seed_process import Seed
 from cluster_ddp.run.names import SEED
@@ -208,7 +208,7 @@ def test_a_process_that_is_just_being_killed_is_no_silent_one(
     monkeypatch.setattr(python_module, "words", lambda module, runs_program: ["-c", DYING])
     monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
     command = [sys.executable, "x.py"]
-    dying = Seed(Options(command=tuple(command), restarts=1), gives_up=lambda: False)
+    dying = Seed(AgentOptions(command=tuple(command), restarts=1), gives_up=lambda: False)
     dying.start(command, os.environ)
     assert dying.fork(command, os.environ, log=None, cpus=os.sched_getaffinity(0), ignore_warnings=False) is None
     dying.say()

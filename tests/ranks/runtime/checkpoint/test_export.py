@@ -216,7 +216,7 @@ def test_refusals(
     (tmp_path / "there").mkdir()
     if name == "damaged":
         shutil.copytree(runs / "fsdp", tmp_path / "damaged", ignore=shutil.ignore_patterns("big"))
-        shard = next((tmp_path / "damaged").glob("checkpoints/*.shards/rank-1-*"))
+        shard = next((tmp_path / "damaged").glob("checkpoints/*.pieces/rank-1-*"))
         shard.write_bytes(shard.read_bytes()[:-70] + bytes(70))
     if name == "no library":
         monkeypatch.setitem(sys.modules, "safetensors", None)

@@ -12,14 +12,14 @@ import torch
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.runtime.checkpoint.sharded import shard_file
-from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
-from cluster_ddp.runtime.model.dtensor_pieces import LocalShard, Piece
+from cluster_ddp.runtime.checkpoint.sharded import pieces_file
+from cluster_ddp.runtime.checkpoint.sharded.sharded_save import ShardedSave
+from cluster_ddp.runtime.model.dtensor_pieces import LocalPieces, Piece
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.world import World
 
 STATE: dict[str, Any] = {"parts": {}, "position": {}, "ranks": []}
-# Names as those of a shard file, and others.
+# Names as those of a pieces file, and others.
 OTHERS = ("rank-0-0a1b2c3d-1.pt", "thesis.tex", "rank-0.pt.bak")
 
 
@@ -36,21 +36,21 @@ def private(folder: Path) -> Path:
     return folder
 
 
-def save(token: str) -> ShardSave:
+def save(token: str) -> ShardedSave:
     values = torch.zeros(4)
-    shard = LocalShard({"a": Piece((0,), 0, values)}, {"a": values.shape}, values.view(torch.uint8))
+    shard = LocalPieces({"a": Piece((0,), 0, values)}, {"a": values.shape}, values.view(torch.uint8))
     world: Any = SimpleNamespace(rank=0, is_main=True)
-    return ShardSave(world, shard, [0], token, lambda names: None)
+    return ShardedSave(world, shard, [0], token, lambda names: None)
 
 
 def test_nothing_that_a_link_in_place_of_shards_leads_to_is_changed(tmp_path: Path) -> None:
     precious, checkpoint = private(tmp_path / "precious"), tmp_path / "checkpoints" / "step-00000060.pt"
     checkpoint.parent.mkdir()
-    shard_file.folder_of(checkpoint).symlink_to(precious)
+    pieces_file.folder_of(checkpoint).symlink_to(precious)
     with pytest.raises(OSError, match="Not a directory"):
         save("aa-1").write(checkpoint, STATE)
-    shard_file.remove(checkpoint)
-    shard_file.remove_orphans(checkpoint.parent)
+    pieces_file.remove(checkpoint)
+    pieces_file.remove_orphans(checkpoint.parent)
     assert sorted(path.name for path in precious.iterdir()) == sorted(OTHERS)
 
 
@@ -58,11 +58,11 @@ def test_of_a_folder_of_shards_only_those_are_removed(tmp_path: Path) -> None:
     checkpoint = tmp_path / "step-00000060.pt"
     for number in (1, 2):
         save(f"aa-{number}").write(checkpoint, STATE)
-        (shard_file.folder_of(checkpoint) / "notes.txt").write_text("mine")
-    names = sorted(path.name for path in shard_file.folder_of(checkpoint).iterdir())
+        (pieces_file.folder_of(checkpoint) / "notes.txt").write_text("mine")
+    names = sorted(path.name for path in pieces_file.folder_of(checkpoint).iterdir())
     assert names == ["notes.txt", "rank-0-aa-2.pt"]
-    shard_file.remove(checkpoint)
-    assert [path.name for path in shard_file.folder_of(checkpoint).iterdir()] == ["notes.txt"]
+    pieces_file.remove(checkpoint)
+    assert [path.name for path in pieces_file.folder_of(checkpoint).iterdir()] == ["notes.txt"]
 
 
 def swap_for_link(run_dir: Path, other: Path) -> None:

@@ -27,7 +27,7 @@ import cluster_ddp
 from cluster_ddp import CheckpointError
 from cluster_ddp.run.names import File
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded import pieces_file
 from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.model.dtensor_pieces import Piece, joined
 from cluster_ddp.runtime.run_dir import background_writer
@@ -169,7 +169,7 @@ def load_under_each_strategy() -> None:
         if world.world_size == 2:  # as many as have written, but not the same ones: none of which is not checked
             if world.is_main:
                 for step, rank in ((12, 2), (8, 0)):
-                    bit_flipped(next((run / "hsdp").glob(f"checkpoints/step-000000{step:02}.shards/rank-{rank}-*")))
+                    bit_flipped(next((run / "hsdp").glob(f"checkpoints/step-000000{step:02}.pieces/rank-{rank}-*")))
             world.barrier()
             assert Training(world, "fsdp", run_dir=run / "hsdp").checkpoint.steps == 4
         if world.world_size == 1:
@@ -183,7 +183,7 @@ def load_under_each_strategy() -> None:
 @pytest.mark.full
 def test_on_other_ranks_and_under_other_strategies_the_state_is_the_same(tmp_path: Path) -> None:
     saved = told(ran(save_under_each_strategy, 4, tmp_path))[0]
-    names = {path.name.split("-")[1] for path in (tmp_path / "run" / "hsdp").glob("checkpoints/step-00000012.shards/*")}
+    names = {path.name.split("-")[1] for path in (tmp_path / "run" / "hsdp").glob("checkpoints/step-00000012.pieces/*")}
     assert names == {"0", "2"}, "of HSDP, the first replica writes"
     for ranks in (4, 1, 2):
         for found in told(ran(load_under_each_strategy, ranks, tmp_path)):
@@ -213,7 +213,7 @@ DAMAGES: dict[str, Any] = {
 
 
 def _of_step(shard: Path, step: int) -> Path:
-    return shard.parent.with_name(f"step-{step:08}.shards")
+    return shard.parent.with_name(f"step-{step:08}.pieces")
 
 
 def resume_from_damaged() -> None:
@@ -224,29 +224,29 @@ def resume_from_damaged() -> None:
             copy = run.with_name(f"copy {number}")
             if world.is_main:
                 shutil.copytree(run, copy, ignore=shutil.ignore_patterns(File.STACK.format("*")))  # ranks move theirs
-                damage(next((copy / "checkpoints" / "step-00000012.shards").glob("rank-1-*")))
-                for orphan in ("step-00000012.shards.damaged", "step-00000011.shards"):
-                    shutil.copytree(run / "checkpoints" / "step-00000010.shards", copy / "checkpoints" / orphan)
+                damage(next((copy / "checkpoints" / "step-00000012.pieces").glob("rank-1-*")))
+                for orphan in ("step-00000012.pieces.damaged", "step-00000011.pieces"):
+                    shutil.copytree(run / "checkpoints" / "step-00000010.pieces", copy / "checkpoints" / orphan)
             world.barrier()
-            with pytest.raises(CheckpointError, match="is damaged: its shard rank-1-"):
+            with pytest.raises(CheckpointError, match="is damaged: its pieces file rank-1-"):
                 cluster_ddp.load_weights(copy / "checkpoints" / "step-00000012.pt", Net())
             world.barrier()
             training = Training(world, "fsdp", run_dir=copy)
-            assert not (copy / "checkpoints" / "step-00000011.shards").exists()
-            before = {path.name for path in run.glob("checkpoints/step-00000010.shards/*")}
-            aside = {path.name for path in copy.glob("checkpoints/step-00000012.shards.damaged/*")}
+            assert not (copy / "checkpoints" / "step-00000011.pieces").exists()
+            before = {path.name for path in run.glob("checkpoints/step-00000010.pieces/*")}
+            aside = {path.name for path in copy.glob("checkpoints/step-00000012.pieces.damaged/*")}
             assert not aside & before, "of a damaged one before"
-            assert not (copy / "checkpoints" / "step-00000012.shards").exists()
+            assert not (copy / "checkpoints" / "step-00000012.pieces").exists()
             found[name] = [training.checkpoint.steps, sorted(path.name for path in copy.glob("checkpoints/*.damaged"))]
         print(json.dumps(found))
 
 
 @pytest.mark.full
-def test_a_damaged_shard_is_found_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
+def test_damaged_pieces_are_found_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     ends = ran(resume_from_damaged, 2, tmp_path)
-    aside = [10, ["step-00000012.pt.damaged", "step-00000012.shards.damaged"]]
+    aside = [10, ["step-00000012.pieces.damaged", "step-00000012.pt.damaged"]]
     assert told(ends) == [dict.fromkeys(DAMAGES, aside)] * 2
-    assert ends[0].output.count("is damaged: its shard rank-1-") == len(DAMAGES)
+    assert ends[0].output.count("is damaged: its pieces file rank-1-") == len(DAMAGES)
 
 
 def fail_on_rank_1() -> None:
@@ -254,7 +254,7 @@ def fail_on_rank_1() -> None:
     run = Path(os.environ["RUN"])
     with cluster_ddp.distributed(cuda=False) as world:
         training = Training(world, "fsdp", run_dir=run, every="1steps", keep=2)
-        checkpoint, write, is_odd = training.checkpoint, shard_file.write, world.rank == 1
+        checkpoint, write, is_odd = training.checkpoint, pieces_file.write, world.rank == 1
 
         def broken(path: Path, shard: Any) -> dict[str, Any]:
             if is_odd and checkpoint.steps == 10:
@@ -263,7 +263,7 @@ def fail_on_rank_1() -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return write(path, shard)
 
-        shard_file.write = broken
+        pieces_file.write = broken
         for step in training.steps():
             world.print(f"step {step}: {checkpoint.last_good and checkpoint.last_good.stem}")
             if step == 5:
@@ -286,12 +286,12 @@ def test_what_fails_on_one_rank_costs_that_checkpoint_only(tmp_path: Path) -> No
         cluster_ddp.load_weights(folder / name, Net())
     kept = {"best-loss", "step-00000008", "step-00000009"}
     assert {one.stem for one in folder.glob("*.pt")} == kept
-    assert {one.stem for one in folder.glob("*.shards")} == {*kept, "step-00000010"}, "those of failed saves are gone"
+    assert {one.stem for one in folder.glob("*.pieces")} == {*kept, "step-00000010"}, "those of failed saves are gone"
 
 
 def fail_at_the_end() -> None:
     """As step 4 is saved the disk is full for both ranks, as step 11 for rank 0, and then for rank 1 for a while."""
-    run, write, tries = Path(os.environ["RUN"]), shard_file.write, Counter[str]()
+    run, write, tries = Path(os.environ["RUN"]), pieces_file.write, Counter[str]()
     background_writer._EVERY_S, background_writer.PATIENCE_S = 0.2, scaled(20)
     with cluster_ddp.distributed(cuda=False) as world:
         odd = Odd()
@@ -306,7 +306,7 @@ def fail_at_the_end() -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return write(path, shard)
 
-        shard_file.write = broken
+        pieces_file.write = broken
         for step in training.steps():
             if step == 4:
                 training.checkpoint._saver.save_copy()
@@ -330,7 +330,7 @@ def test_the_end_of_a_training_is_saved_once_all_ranks_can(tmp_path: Path) -> No
     assert not (folder / "step-00000004.pt").exists() and not (folder / "step-00000011.pt").exists()
     assert cluster_ddp.load_weights(tmp_path / "run", model).stem == "step-00000012"
     cluster_ddp.load_weights(folder / "best-loss.pt", model)
-    assert len(list((folder / "best-loss.shards").iterdir())) == 2, "those of the first best one are gone"
+    assert len(list((folder / "best-loss.pieces").iterdir())) == 2, "those of the first best one are gone"
 
 
 def refuse_together() -> None:
@@ -374,12 +374,12 @@ def test_a_tensor_of_which_a_piece_is_missing_is_not_read() -> None:
 
 
 def test_planted_code_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even in a shard file that the checkpoint names with its SHA-256."""
+    """Not even in a pieces file that the checkpoint names with its SHA-256."""
     monkeypatch.setenv("KEPT", str(tmp_path / "kept"))
     path = tmp_path / "step-00000001.pt"
-    folder = shard_file.folder_of(path)
+    folder = pieces_file.folder_of(path)
     folder.mkdir()
-    sha256 = checkpoint_file.write(folder / "rank-0-aa-1.pt", {"shard": Planted(), "index": "{}"})
+    sha256 = checkpoint_file.write(folder / "rank-0-aa-1.pt", {"pieces": Planted(), "index": "{}"})
     described = {"rank": 0, "sha256": sha256, "bytes": (folder / "rank-0-aa-1.pt").stat().st_size}
     position, parts = {"steps": 1, "epoch": 0}, {"model": {"weight": torch.empty(2, device="meta")}}
     ranks = [{"rng": {"torch": torch.zeros(1), "python": (), "numpy": ()}, "buffers": {}, "meters": {}}]

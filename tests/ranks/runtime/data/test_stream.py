@@ -23,7 +23,7 @@ import cluster_ddp
 from cluster_ddp import processes
 from cluster_ddp.errors import ClusterDDPError, DataError
 from cluster_ddp.runtime.data.stream import Stream
-from cluster_ddp.runtime.data.stream_reader import Order, Start, StreamReader
+from cluster_ddp.runtime.data.stream_reader import Order, PassStart, StreamReader
 from cluster_ddp.runtime.data.world_data import splits_itself
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
@@ -87,7 +87,7 @@ def dealt(rank: int, ranks: int, size: int, batch_size: int, seen: int = 0, work
     readers = [StreamReader(range(size), collate=list, rank=rank, world_size=ranks, **options) for _ in range(workers)]
     found = []
     for step in range(size + 1):
-        start = Start(0, seen) if step < workers else None
+        start = PassStart(0, seen) if step < workers else None
         record = readers[step % workers][Order(0, step, start)]
         if record.is_end:
             break

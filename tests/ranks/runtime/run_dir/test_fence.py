@@ -208,7 +208,7 @@ def publish(run_dir: Path) -> None:
 
 
 def publish_shard(run_dir: Path) -> None:
-    with fenced_writes.atomic_write(run_dir / "checkpoints" / "step.shards" / "rank-1.pt") as made:
+    with fenced_writes.atomic_write(run_dir / "checkpoints" / "step.pieces" / "rank-1.pt") as made:
         made.write(b"the older start's\n")
 
 
@@ -221,7 +221,7 @@ def test_a_rank_that_is_held_up_amid_a_write_changes_nothing(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None], check: int, when: str
 ) -> None:
     """Such as by a machine that sleeps: the newer start comes just before or after the rank has checked."""
-    (run_dir / "checkpoints" / "step.shards").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step.pieces").mkdir(parents=True)
     for name in ("starts.jsonl", "stack-rank1.txt"):
         (run_dir / name).write_text("a line\n")
     for name, value in env_of(0, run_dir).items():

@@ -22,7 +22,7 @@ from cluster_ddp.run.names import GLOBAL_STEP
 from cluster_ddp.runtime.run_dir import tracker_thread
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile
 from cluster_ddp.runtime.run_dir.tracker_thread import Tracking
-from cluster_ddp.runtime.run_dir.trackers import Point, Run, WandB, flat
+from cluster_ddp.runtime.run_dir.trackers import MetricPoint, Run, WandB, flat
 
 log = logging.getLogger("cluster_ddp")
 NAMES = tuple(READERS)
@@ -240,8 +240,10 @@ def test_a_tracker_that_hangs_holds_no_training(
 @pytest.mark.quick
 def test_a_point_has_the_numbers_of_a_record() -> None:
     record = {"kind": "test", "time": 1.5, "global_step": 9, "accuracy": 0.5, "epoch": 1, "ok": True, "at": "x"}
-    assert Point.of(record, 3) == Point(step=9, time_s=1.5, values={"test/accuracy": 0.5, "test/epoch": 1.0})
-    assert Point.of({"kind": "mine", "n": 1}, 3) == Point(step=3, time_s=0.0, values={"mine/n": 1.0})
+    assert MetricPoint.of(record, 3) == MetricPoint(
+        step=9, time_s=1.5, values={"test/accuracy": 0.5, "test/epoch": 1.0}
+    )
+    assert MetricPoint.of({"kind": "mine", "n": 1}, 3) == MetricPoint(step=3, time_s=0.0, values={"mine/n": 1.0})
     assert dict(flat({"a": {"b": 1, "c": None}, "d": [1, 2]})) == {"a/b": 1, "d": "[1, 2]"}
 
 
@@ -251,6 +253,6 @@ def test_wandb_draws_over_the_step_of_the_training(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "wandb", library)
     tracker = WandB()
     tracker.begin(Run(name="fit-12", project="fit", folder=tmp_path, id="a1", config={}))
-    tracker.log([Point(values={"loss": 0.5}, step=7, time_s=3.0)])
+    tracker.log([MetricPoint(values={"loss": 0.5}, step=7, time_s=3.0)])
     library.init.return_value.define_metric.assert_called_once_with("*", step_metric=GLOBAL_STEP)
     library.init.return_value.log.assert_called_once_with({"loss": 0.5, GLOBAL_STEP: 7, "_timestamp": 3.0})

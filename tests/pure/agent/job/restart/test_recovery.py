@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent.job.restart.failures import History, Verdict
+from cluster_ddp.agent.job.restart.failures import Decision, History
 from cluster_ddp.agent.job.restart.job_nodes import LOST, Nodes, Reason
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.run import journal
 from cluster_ddp.run.journal import Failed
@@ -53,7 +53,7 @@ class Job:
         self.slurm.command("sinfo", self.others)
         history = History(self.run_dir if run_dir else None, "12", is_first=not requeues)
         job = {"SLURM_JOB_ID": "71", "SLURM_JOB_PARTITION": "gpu", "SLURM_RESTART_COUNT": str(requeues)}
-        asked = Options(restarts=restarts, nodes=range_)
+        asked = AgentOptions(restarts=restarts, nodes=range_)
         return Recovery(asked, {**os.environ, **job}, history, nodes, slurmd_port, self._examine)
 
     def _examine(self, nodes: Sequence[str]) -> Mapping[str, str]:
@@ -123,7 +123,7 @@ def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capf
     assert (found.then, found.left_out, job.asked) == ("restart", {"n2": LOST}, [["n3"]])
     assert job.slurm.calls("scontrol") == [SHOW, SHRINK]
     assert recovery.nodes == Nodes(("n1", "n3", "n4"), ("n1", "n3"), {"n2": LOST})
-    assert (recovery.nodes_given_back, recovery.left_behind(Verdict("end"))) == ("4", {})
+    assert (recovery.nodes_given_back, recovery.left_behind(Decision("end"))) == ("4", {})
     assert (job.noted().node, job.noted().rank, job.noted().without) == ("n2", None, ("n2",))
     assert f"Left out from now on: n2: {LOST.words}\n" in capfd.readouterr().err
 
@@ -151,7 +151,7 @@ def test_a_spare_whose_agent_is_gone_is_left_out_and_given_back_if_it_is_lost(jo
     shrink = [SHOW, ["update", "JobId=71", "NodeList=n1,n2,n4"]] if is_lost else []
     assert job.slurm.calls("scontrol") == shrink
     assert recovery.nodes.spares == ("n4",)
-    assert [*recovery.left_behind(Verdict("end"))] == ([] if is_lost else [spare])
+    assert [*recovery.left_behind(Decision("end"))] == ([] if is_lost else [spare])
     recovery.after(ended(lost_nodes=("n2",)), SILENT)
     assert recovery.nodes.training == ("n1", "n4")
 
@@ -186,7 +186,7 @@ def test_a_node_that_ranks_find_at_fault_is_left_out(job: Job) -> None:
     found = recovery.after(ended(), SILENT)
     assert (found.then, found.left_out) == ("restart", {"n1": Reason("its disk")})
     assert recovery.nodes == Nodes(NODES.allocated, ("n2", "n3"), {"n1": Reason("its disk")})
-    assert (recovery.left_behind(Verdict("end")), recovery.nodes_given_back) == ({"n1": "its disk"}, None)
+    assert (recovery.left_behind(Decision("end")), recovery.nodes_given_back) == ({"n1": "its disk"}, None)
     assert (job.noted().node, job.noted().words) == ("n1", "its disk")
 
 

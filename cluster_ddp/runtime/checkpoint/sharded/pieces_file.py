@@ -1,4 +1,4 @@
-"""One rank's shard file: the bytes of its pieces and an index of them, with its SHA-256 in the last line.
+"""One rank's pieces file: the bytes of its pieces and an index of them, with its SHA-256 in the last line.
 
 All bytes are one tensor, and the index is JSON: a file of 100,000 small tensors of their own would take torch ten times
 as long to read.
@@ -27,10 +27,10 @@ from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, Unusabl
 from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.model import dtensor_pieces
-from cluster_ddp.runtime.model.dtensor_pieces import LocalShard
+from cluster_ddp.runtime.model.dtensor_pieces import LocalPieces
 from cluster_ddp.runtime.run_dir import fenced_writes
 
-SUFFIX = ".shards"
+SUFFIX = ".pieces"
 _NAME = re.compile(r"rank-\d+-[\w-]+\.pt|\.rank-\d+-[\w-]+\.pt\.[0-9a-f]{8}\.tmp")
 _READERS = 4  # one thread hashes at 0.5 to 2 GB/s
 
@@ -38,33 +38,33 @@ PARTS = "state['parts']"
 """Begins the name of each tensor in the parts' states."""
 
 Index = Mapping[str, tuple[str, list[int], list[int], int]]
-"""Of each piece in a shard file, by the tensor's name: its dtype, where it starts, its shape, its offset in bytes."""
+"""Of each piece in a pieces file, by the tensor's name: its dtype, where it starts, its shape, its offset in bytes."""
 
 Files = Mapping[str, Mapping[str, Any]]
-"""The shard files of a checkpoint by name: the `rank` that wrote it, its `sha256` and its size in `bytes`."""
+"""The pieces files of a checkpoint by name: the `rank` that wrote it, its `sha256` and its size in `bytes`."""
 
 
 def folder_of(checkpoint: Path) -> Path:
-    """Return the folder of a checkpoint's shard files."""
+    """Return the folder of a checkpoint's pieces files."""
     return checkpoint.with_suffix(SUFFIX)
 
 
-def write(path: Path, shard: LocalShard) -> dict[str, Any]:
-    """Write a rank's shard. Returns the `sha256` and the `bytes` of the file.
+def write(path: Path, local: LocalPieces) -> dict[str, Any]:
+    """Write a rank's pieces. Returns the `sha256` and the `bytes` of the file.
 
     Raises:
         OSError, RunDirError: as `checkpoint_file.write`.
     """
     index = {
         name: [str(piece.values.dtype).removeprefix("torch."), piece.start, tuple(piece.values.shape), piece.offset]
-        for name, piece in shard.pieces.items()
+        for name, piece in local.pieces.items()
     }
-    sha256 = checkpoint_file.write(path, {"shard": shard.content, "index": json.dumps(index)})
+    sha256 = checkpoint_file.write(path, {"pieces": local.content, "index": json.dumps(index)})
     return {"sha256": sha256, "bytes": path.stat().st_size}
 
 
 def read(path: Path) -> tuple[torch.Tensor, Index]:
-    """Return the bytes of a shard file and their index.
+    """Return the bytes of a pieces file and their index.
 
     Raises:
         UnusableError: its content is of another form, or its index leads beyond its bytes.
@@ -72,18 +72,18 @@ def read(path: Path) -> tuple[torch.Tensor, Index]:
     """
     content = checkpoint_file.load(path)
     try:
-        shard, index = content["shard"], json.loads(content["index"])
-        if shard.dtype != torch.uint8 or shard.dim() != 1 or shard.device.type != "cpu":
+        pieces, index = content["pieces"], json.loads(content["index"])
+        if pieces.dtype != torch.uint8 or pieces.dim() != 1 or pieces.device.type != "cpu":
             raise ValueError("its bytes are no tensor of bytes")
         for dtype, start, shape, offset in index.values():
             numbers = [*start, *shape, offset]
             if not all(type(number) is int and number >= 0 for number in numbers) or len(start) != len(shape):
                 raise ValueError("a place in it is no number of elements")
-            if offset + math.prod(shape) * _dtype(dtype).itemsize > len(shard):
+            if offset + math.prod(shape) * _dtype(dtype).itemsize > len(pieces):
                 raise ValueError("its index leads beyond its bytes")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UnusableError(f"it is of another form ({type(error).__name__}: {str(error)[:100]})") from None
-    return shard, index
+    return pieces, index
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -95,32 +95,36 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def complaint(path: Path, described: Mapping[str, Any]) -> str | None:
-    """Return why a shard file is not the one that is described, or can't be used, in words; None if it can."""
+    """Return why a pieces file is not the one that is described, or can't be used, in words; None if it can."""
     if found := size_complaint(path, described):
         return found
     try:
         if checkpoint_file.digest(path) != described["sha256"]:
-            return f"its shard {path.name} is of another save"
+            return f"its pieces file {path.name} is of another save"
         read(path)
         return None
     except DamagedError as error:
-        return f"its shard {path.name}: {error}"
+        return f"its pieces file {path.name}: {error}"
     except OSError as error:
-        return f"its shard {path.name} can't be read: {error.strerror}"
+        return f"its pieces file {path.name} can't be read: {error.strerror}"
 
 
 def size_complaint(path: Path, described: Mapping[str, Any]) -> str | None:
-    """Return why a shard file can't be the one that is described, in words, without reading it; None if it can."""
+    """Return why a pieces file can't be the one that is described, in words, without reading it; None if it can."""
     try:
         size = path.stat().st_size
     except OSError as error:
         words = "is missing" if isinstance(error, FileNotFoundError) else f"can't be read: {error.strerror}"
-        return f"its shard {path.name} {words}"
-    return None if size == described["bytes"] else f"its shard {path.name} has {size} bytes, not {described['bytes']}"
+        return f"its pieces file {path.name} {words}"
+    return (
+        None
+        if size == described["bytes"]
+        else f"its pieces file {path.name} has {size} bytes, not {described['bytes']}"
+    )
 
 
 def described(saved: Mapping[str, Any]) -> Files:
-    """Return what a checkpoint says of its shard files; nothing if it has none.
+    """Return what a checkpoint says of its pieces files; nothing if it has none.
 
     Raises:
         UnusableError: that is of another form.
@@ -132,12 +136,12 @@ def described(saved: Mapping[str, Any]) -> Files:
             if kinds != [int, str, int] or not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r:.60}")
     except (LookupError, TypeError, ValueError) as error:
-        raise UnusableError(f"its list of shard files is of another form ({type(error).__name__}: {error})") from None
+        raise UnusableError(f"its list of pieces files is of another form ({type(error).__name__}: {error})") from None
     return found
 
 
 def check_all(checkpoint: Path) -> None:
-    """Check all shard files of a checkpoint in this process, if it has any.
+    """Check all pieces files of a checkpoint in this process, if it has any.
 
     Raises:
         DamagedError: one is missing, or is not as it was written; or the checkpoint can't be used.
@@ -168,7 +172,7 @@ def check_on_all_ranks(world: Collectives, sharded: torch.Tensor | None, checkpo
 
 
 def answer_checks(world: Collectives, sharded: torch.Tensor | None) -> None:
-    """Check this rank's shard files whenever rank 0 asks. Call it on the other ranks."""
+    """Check this rank's pieces files whenever rank 0 asks. Call it on the other ranks."""
     nothing: Any = None
     while question := world.broadcast(nothing):
         folder, files = question
@@ -176,7 +180,7 @@ def answer_checks(world: Collectives, sharded: torch.Tensor | None) -> None:
 
 
 def _complaint_here(world: Collectives, sharded: torch.Tensor | None, folder: Path, files: Files) -> str | None:
-    """Why this rank can't use its shard files, or if other ranks than now have written them, its share; or None."""
+    """Why this rank can't use its pieces files, or if other ranks than now have written them, its share; or None."""
     mine = list(files)[world.rank :: world.world_size]
     if sharded is not None and dtensor_pieces.writers_of(sharded) == {one["rank"] for one in files.values()}:
         mine = [name for name in files if files[name]["rank"] == dtensor_pieces.writer_of(sharded)]
@@ -194,18 +198,18 @@ def _refuse(complaints: Iterable[str | None]) -> None:
 
 
 def _refuse_gaps(saved: Mapping[str, Any], folder: Path, files: Files) -> None:
-    """Raise UnusableError unless the pieces in shard files are all of each sharded tensor of a checkpoint."""
+    """Raise UnusableError unless the pieces in pieces files are all of each sharded tensor of a checkpoint."""
     wholes = {name: tensor for name, tensor in tensors_in(saved["parts"], PARTS) if tensor.is_meta}
     found: Counter[str] = Counter()
     for file in files:
         for name, (dtype, start, shape, _) in read(folder / file)[1].items():
             whole = wholes.get(name)
             if whole is None or _dtype(dtype) != whole.dtype or not _is_in(start, shape, whole.shape):
-                raise UnusableError(f"its shard {file} has a piece that is none of its {name[:200]}")
+                raise UnusableError(f"its pieces file {file} has a piece that is none of its {name[:200]}")
             found[name] += math.prod(shape)
     for name, whole in wholes.items():
         if found[name] != whole.numel():
-            raise UnusableError(f"its shards have {found[name]} of the {whole.numel()} elements of {name[:200]}")
+            raise UnusableError(f"its pieces files have {found[name]} of the {whole.numel()} elements of {name[:200]}")
 
 
 def _is_in(start: Sequence[int], shape: Sequence[int], whole: Sequence[int]) -> bool:
@@ -213,12 +217,12 @@ def _is_in(start: Sequence[int], shape: Sequence[int], whole: Sequence[int]) -> 
 
 
 def name_of(rank: int, token: str) -> str:
-    """Return the name of a rank's shard file, by a `token` that is another one for each save."""
+    """Return the name of a rank's pieces file, by a `token` that is another one for each save."""
     return f"rank-{rank}-{token}.pt"
 
 
 def make_folder(checkpoint: Path) -> Path:
-    """Make the folder of a checkpoint's shard files, if it is missing, and return it.
+    """Make the folder of a checkpoint's pieces files, if it is missing, and return it.
 
     Raises:
         OSError: it can't be made, or a link is in its place.
@@ -230,7 +234,7 @@ def make_folder(checkpoint: Path) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names of shard files in a folder, also half-written ones; none if a link is in its place."""
+    """Return the names of pieces files in a folder, also half-written ones; none if a link is in its place."""
     with suppress(OSError), _opened(folder) as descriptor:
         return [entry.name for entry in os.scandir(descriptor) if _NAME.fullmatch(entry.name)]
     return []
@@ -245,7 +249,7 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove the shard files of a checkpoint that is removed, and their folder unless others have files in it."""
+    """Remove the pieces files of a checkpoint that is removed, and their folder unless others have files in it."""
     _remove_folder(folder_of(checkpoint))
 
 
@@ -257,7 +261,7 @@ def _remove_folder(folder: Path) -> None:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder of shard files.
+    """A descriptor of a folder of pieces files.
 
     Raises:
         OSError: a link is in its place, or it is of another owner than the folder of checkpoints.
@@ -274,7 +278,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def put_aside(checkpoint: Path) -> None:
-    """Rename the shard files of a damaged checkpoint, as that is renamed: they replace those of an earlier one."""
+    """Rename the pieces files of a damaged checkpoint, as that is renamed: they replace those of an earlier one."""
     if (folder := folder_of(checkpoint)).exists():
         aside = folder.with_name(f"{folder.name}.damaged")
         _remove_folder(aside)
@@ -283,7 +287,7 @@ def put_aside(checkpoint: Path) -> None:
 
 
 def remove_orphans(checkpoints: Path, *, before: Path | None = None) -> None:
-    """Remove shard files without a checkpoint: of failed saves, or of killed processes.
+    """Remove pieces files without a checkpoint: of failed saves, or of killed processes.
 
     Args:
         checkpoints: the folder of all checkpoints.

@@ -18,10 +18,10 @@ from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.checkpoint import checkpoint_file, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
-from cluster_ddp.runtime.checkpoint.sharded import shard_file, shard_save
+from cluster_ddp.runtime.checkpoint.sharded import pieces_file, sharded_save
 from cluster_ddp.runtime.checkpoint.sharded.resharding import SavedPieces
-from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
-from cluster_ddp.runtime.model.dtensor_pieces import LocalShard, Piece
+from cluster_ddp.runtime.checkpoint.sharded.sharded_save import ShardedSave
+from cluster_ddp.runtime.model.dtensor_pieces import LocalPieces, Piece
 
 NAME = "state['parts']['model']['weight']"
 
@@ -47,17 +47,17 @@ def write(
 ) -> bool:
     """One rank's part of a save of a tensor of 60 elements, of which each has half. Returns whether it was killed."""
     values = torch.full((30,), float(step))
-    shard = LocalShard({NAME: Piece((30 * rank,), 0, values)}, {NAME: torch.Size([60])}, values.view(torch.uint8))
+    shard = LocalPieces({NAME: Piece((30 * rank,), 0, values)}, {NAME: torch.Size([60])}, values.view(torch.uint8))
     world: Any = SimpleNamespace(rank=rank, is_main=rank == 0)
     state = {"position": {"steps": step}, "parts": {"model": {"weight": values}}, "ranks": [step]}
     folder = CheckpointFolder(path, keep=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_save, "PATIENCE_S", patience_s)
-        patch.setattr(shard_save, "_POLL_S", 0.005)
+        patch.setattr(sharded_save, "PATIENCE_S", patience_s)
+        patch.setattr(sharded_save, "_POLL_S", 0.005)
         patch.setattr(process_group, "ranks_store", store)
         patch.setattr(os, "fsync", lambda descriptor: None)  # it takes long, and this machine does not fail
         Kill(killed_at).install(patch)
-        save = ShardSave(world, shard, [0, 1], f"{step:08}", refused)
+        save = ShardedSave(world, shard, [0, 1], f"{step:08}", refused)
         try:
             folder._carry_out(path / f"step-{step:08}.pt", state, lambda: None, save, None)
         except KilledError:
@@ -76,7 +76,7 @@ def saved(path: Path, step: int) -> None:
 
 def newest_step(path: Path) -> int | None:
     """The step of the newest checkpoint, all of whose values are its own."""
-    found, refused = CheckpointFolder(path, keep=1).newest(shard_file.check_all)
+    found, refused = CheckpointFolder(path, keep=1).newest(pieces_file.check_all)
     assert not refused
     if found is None:
         return None
@@ -103,10 +103,10 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, killed: int, step: int) 
         before, found = found, newest_step(path) or 0
         assert found in (before, step), "once the new one is there, it stays"
         files.remove_leftovers(path)
-        shard_file.remove_orphans(path)
-        assert {one.stem for one in path.glob("*.shards")} == {one.stem for one in path.glob("*.pt")}
+        pieces_file.remove_orphans(path)
+        assert {one.stem for one in path.glob("*.pieces")} == {one.stem for one in path.glob("*.pt")}
         saved(path, 3)
-        assert [one.name for one in sorted(path.iterdir())] == ["step-00000003.pt", "step-00000003.shards"]
+        assert [one.name for one in sorted(path.iterdir())] == ["step-00000003.pieces", "step-00000003.pt"]
     assert point > 20 and found == step
 
 
@@ -114,7 +114,7 @@ def test_rank_0_of_an_older_start_removes_no_shard_of_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has just written its checkpoint when its node is cut off; the newer start saves under the same name."""
-    newer = tmp_path / "step-00000001.shards" / "rank-1-0000beef.pt"
+    newer = tmp_path / "step-00000001.pieces" / "rank-1-0000beef.pt"
     publish = checkpoint_file.write
 
     def cut_off_then(path: Path, state: Any) -> str:
@@ -128,7 +128,7 @@ def test_rank_0_of_an_older_start_removes_no_shard_of_a_newer_one(
     assert newer.exists()
 
 
-ASIDE = ["step-00000001.pt.damaged", "step-00000001.shards.damaged"]
+ASIDE = ["step-00000001.pieces.damaged", "step-00000001.pt.damaged"]
 
 
 def test_a_checkpoint_that_is_damaged_twice_is_set_aside_twice(tmp_path: Path) -> None:
