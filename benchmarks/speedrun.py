@@ -17,8 +17,8 @@ from pathlib import Path
 
 from record import Figure, report
 
-from cluster_ddp.mnist.loop import run
-from cluster_ddp.train_options import TrainConfig
+from cluster_ddp.mnist.train_config import TrainConfig
+from cluster_ddp.mnist.training import run
 
 SECONDS_AT_MOST = {"fast": 15.0, "reference": None}
 

@@ -1,4 +1,4 @@
-"""`cluster-ddp train`: train the MNIST CNN under DDP. The options are the fields of `train_options.TrainConfig`.
+"""`cluster-ddp train`: train the MNIST CNN under DDP. The options are the fields of `mnist.train_config.TrainConfig`.
 
 cluster-ddp train --dataset digits --epochs 3               one process
 srun python -m cluster_ddp.train                            one process per Slurm task
@@ -17,11 +17,11 @@ from cluster_ddp import mnist
 from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in
 from cluster_ddp.argument_parser import Parser, add_fields, unknown
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
-from cluster_ddp.mnist import idx_files
+from cluster_ddp.mnist import data
+from cluster_ddp.mnist.train_config import TrainConfig
 from cluster_ddp.runtime import console, process_exit, stop_signals
 from cluster_ddp.submission.cli.options import is_sbatchs
 from cluster_ddp.submission.grids import Grid
-from cluster_ddp.train_options import TrainConfig
 
 PROGRAM = "cluster-ddp train"
 
@@ -84,7 +84,7 @@ def check(options: Sequence[str], grid: Grid, *, with_data: bool, others: Sequen
     values = {ARRAY_TASK: "0", **(configuration(grid, 0) if grid else {})}
     config = parse([fill_in(word, values) for word in options], others=others)
     if with_data and config.dataset != "digits":
-        idx_files.check(config.data_dir, dataset=config.dataset, check_content=False)
+        data.check(config.data_dir, dataset=config.dataset, check_content=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

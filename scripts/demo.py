@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.errors import DataError, counted, exit_on_error
-from cluster_ddp.mnist import idx_files
+from cluster_ddp.mnist import data
 from cluster_ddp.run.files import make_dir
 from cluster_ddp.run.names import File
 from cluster_ddp.sandbox import cluster, prerequisites
@@ -50,7 +50,7 @@ def _dataset(mnist_from: str) -> str:
     """mnist if its files are here, or can be fetched from a folder or the internet; else digits."""
     source = ["--from", mnist_from] if mnist_from else ["--timeout-s", "5", "--retries", "0"]
     try:
-        idx_files.check(DATA_DIR)
+        data.check(DATA_DIR)
         return "mnist"
     except DataError:
         print(f"MNIST is not in {DATA_DIR}/ yet; trying to fetch it …", flush=True)

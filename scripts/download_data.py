@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import DataError, exit_on_error, printable
-from cluster_ddp.mnist.idx_files import IDX_FILES, IdxFile, complaint, raw_folder
+from cluster_ddp.mnist.data import IDX_FILES, IdxFile, complaint, raw_folder
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

@@ -25,7 +25,7 @@ from cluster import SKIPPED, skip
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.task import supervisor
 from cluster_ddp.errors import DataError
-from cluster_ddp.mnist import idx_files
+from cluster_ddp.mnist import data
 from cluster_ddp.sandbox import cluster, slurm_download
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
@@ -175,7 +175,7 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> I
 def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the real MNIST: the checkout's data/, or made from the files in $MNIST_FROM."""
     try:
-        idx_files.check(_ROOT / "data")
+        data.check(_ROOT / "data")
         return _ROOT / "data"
     except DataError:
         folder = tmp_path_factory.mktemp("mnist")

@@ -1,11 +1,9 @@
 """The reference workload: the CNN of PyTorch's MNIST example, trained under DDP.
 
-model    the CNNs                     data       images and labels as tensors
-recipes  how they are trained         idx_files  the datasets' files and their digests
-step     a batch's gradients, update  loop       train and test
-
-cpu_layers   layers and memory for faster training on CPUs
-cuda_graphs  parts of a step as CUDA graphs
+train_config  the options, and what a training returns
+data          images and labels as tensors; the datasets' files and their digests
+model         the CNNs, the recipes by which they are trained, layers for faster training on CPUs
+training      the loop, a batch's gradients and update, parts of a step as CUDA graphs
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster_ddp.train_options import TrainConfig, TrainResult
+    from cluster_ddp.mnist.train_config import TrainConfig, TrainResult
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -28,7 +26,7 @@ def train(config: TrainConfig) -> TrainResult:
     collects = gc.isenabled()
     gc.disable()  # looking through these modules' objects would take a sixth of the time
     try:
-        from cluster_ddp.mnist.loop import run
+        from cluster_ddp.mnist.training import run
 
         gc.freeze()  # nor through what they made, from now on
     finally:

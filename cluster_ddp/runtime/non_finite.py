@@ -83,17 +83,17 @@ class FiniteCheck:
         Raises:
             NonFiniteError: one was not, and `on_nan` is "stop".
         """
-        verdicts, self._step_checks = self._step_checks, []
+        checks, self._step_checks = self._step_checks, []
         self._world.synchronize()
-        if not verdicts:
+        if not checks:
             return True
-        finite = torch.stack([verdict.is_finite for verdict in verdicts])
+        finite = torch.stack([check.is_finite for check in checks])
         if any(map(is_sharded, self._parameters)):  # else all ranks have the same
             finite = self._world.all_reduce(finite.to(torch.uint8), "min")
             self._world.synchronize()
         if bool(finite.all()):
             return True
-        return not any(self._is_bad(verdict) for verdict, is_finite in zip(verdicts, finite.tolist()) if not is_finite)
+        return not any(self._is_bad(check) for check, is_finite in zip(checks, finite.tolist()) if not is_finite)
 
     def _is_bad(self, first: _StepCheck) -> bool:
         """Report a step with non-finite gradients, unless a scaler has made them so. A collective."""

@@ -1,4 +1,4 @@
-"""Files of the IDX format, of bytes: those of MNIST (cluster_ddp/mnist/idx_files.py says what is in them)."""
+"""Files of the IDX format, of bytes: those of MNIST (cluster_ddp/mnist/data.py says what is in them)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=localho
 """Arguments of Python: torchrun with two ranks."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "cluster_ddp.mnist.loop"])
+_context.set_forkserver_preload(["torch.distributed", "cluster_ddp.mnist.training"])
 
 
 _JOB_IDS = itertools.count(os.getpid() % 60_000 * 1000, 20)

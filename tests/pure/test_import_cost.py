@@ -28,7 +28,7 @@ import pytest
         "from cluster_ddp.cli.submit import main;"
         "main(['--dry-run', '--track', 'tensorboard', 'wandb', 'mlflow', '--', sys.executable, '-V'])",
         "import contextlib, cluster_ddp.cli.submit as s\nwith contextlib.suppress(SystemExit): s.main(['--help'])",
-        "import cluster_ddp.train_options, cluster_ddp.mnist.idx_files",
+        "import cluster_ddp.mnist.train_config, cluster_ddp.mnist.data",
     ],
 )
 def test_light_entry_points_import_no_heavy_module(command: str) -> None:

@@ -23,7 +23,7 @@ from ranks import TORCHRUN, Outcome, job_ids, run_ranks, slurm_step
 from slowness import LIMIT_S, scaled
 
 import cluster_ddp
-from cluster_ddp.mnist.idx_files import IDX_FILES, raw_folder
+from cluster_ddp.mnist.data import IDX_FILES, raw_folder
 
 pytestmark = pytest.mark.full
 

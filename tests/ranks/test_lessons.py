@@ -15,7 +15,7 @@ from idx_writer import idx
 from ranks import job_ids, run_ranks, slurm_step
 
 from cluster_ddp.mnist import data
-from cluster_ddp.mnist.idx_files import IDX_FILES, raw_folder
+from cluster_ddp.mnist.data import IDX_FILES, raw_folder
 
 pytestmark = pytest.mark.full
 

@@ -33,7 +33,7 @@ class Answer:
     host: str
     pid: int = 0
     where: str = ""
-    """File and line of the user's code, such as "loop.py:96"."""
+    """File and line of the user's code, such as "train.py:96"."""
     doing: str = ""
     operation: str = ""
     """The collective that it waits in; "" for none."""

@@ -68,7 +68,7 @@ class Place:
     """Where a process is."""
 
     where: str
-    """File and line of the user's code, such as "loop.py:96"; "" if there is none."""
+    """File and line of the user's code, such as "train.py:96"; "" if there is none."""
     doing: str
     """What it does there: a function, or "DataLoader"."""
     collective: str = ""

@@ -29,7 +29,7 @@ def apply(task: dict[str, Any]) -> None:
 
 
 def _stand_in_for_graphs() -> None:
-    from cluster_ddp.mnist.cuda_graphs import CudaGraphs
+    from cluster_ddp.mnist.training import CudaGraphs
 
     CudaGraphs.__init__ = lambda self, world: None
     CudaGraphs.captured = lambda self, function, inputs: functools.partial(function, *inputs)
@@ -54,16 +54,16 @@ def _pretend_gpus(hidden: int, task: dict[str, Any]) -> None:
 
 
 def _set_capture(is_on: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.mnist import cuda_graphs
+    from cluster_ddp.mnist import training
 
     if not is_on:
-        cuda_graphs._WARM_UPS = sys.maxsize
+        training._WARM_UPS = sys.maxsize
 
 
 def _set_dropout(is_on: bool, task: dict[str, Any]) -> None:
     from torch.nn import Dropout
 
-    from cluster_ddp.mnist.cpu_layers import ByteDropout
+    from cluster_ddp.mnist.model import ByteDropout
 
     if not is_on:
         Dropout.forward = ByteDropout.forward = lambda self, x: x
@@ -149,7 +149,7 @@ def _leave_result(folder: Path) -> None:
     """Let rank 0 write result.json once it is done."""
     from about import about
 
-    from cluster_ddp.mnist.loop import Training
+    from cluster_ddp.mnist.training import Training
 
     finish = Training.finish
 

@@ -32,8 +32,8 @@ def main() -> None:
     import patches
 
     patches.apply(task)
-    from cluster_ddp.mnist.loop import run
-    from cluster_ddp.train_options import TrainConfig
+    from cluster_ddp.mnist.train_config import TrainConfig
+    from cluster_ddp.mnist.training import run
 
     config = {**task["config"], "run_dir": Path(task["config"]["run_dir"])}
     if task.get("rehearse"):

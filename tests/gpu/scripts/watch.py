@@ -20,7 +20,7 @@ def watch_syncs(is_on: bool, task: dict[str, Any]) -> None:
     """From the step `_QUIET_STEPS` of an epoch to its next log line, waiting for the GPU is an error."""
     import torch
 
-    from cluster_ddp.mnist.step import Step
+    from cluster_ddp.mnist.training import Step
     from cluster_ddp.runtime.non_finite import FiniteCheck
 
     update, look, backward = Step.update, FiniteCheck.look, Step.backward
@@ -61,7 +61,7 @@ def _notices() -> bool:
 
 
 def note_times(is_on: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.mnist.loop import Training
+    from cluster_ddp.mnist.training import Training
     from cluster_ddp.runtime.checkpoint import checkpointer
     from cluster_ddp.runtime.checkpoint.saver import Saver
 
@@ -91,7 +91,7 @@ def _timed(method: Callable[..., Any], seconds: list[float]) -> Callable[..., An
 def save_profile(path: str, task: dict[str, Any]) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    from cluster_ddp.mnist.loop import Training
+    from cluster_ddp.mnist.training import Training
 
     train = Training.train
 

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cluster_ddp.mnist.cpu_layers import ByteDropout, ChannelsLastMaxPool2d, fast_cpu
-from cluster_ddp.mnist.model import Net, SmallNet
+from cluster_ddp.mnist.model import ByteDropout, ChannelsLastMaxPool2d, Net, SmallNet, fast_cpu
 
 
 @pytest.mark.quick
@@ -78,7 +77,7 @@ def test_dropout_follows_the_seed_and_does_nothing_in_a_test() -> None:
 
 STEPS = """
 import os, resource, sys, torch
-from cluster_ddp.mnist.cpu_layers import keep_freed_memory
+from cluster_ddp.mnist.model import keep_freed_memory
 if sys.argv[1] == "keep": keep_freed_memory(os.environ)
 def step():
     blocks = [torch.ones(12 << 20) for _ in range(2)]  # 48 MiB each: over what malloc keeps by itself

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import cluster_ddp
-from cluster_ddp.mnist import cuda_graphs
-from cluster_ddp.mnist.cuda_graphs import CudaGraphs, GraphedFunction
+from cluster_ddp.mnist import training
+from cluster_ddp.mnist.training import CudaGraphs, GraphedFunction
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
@@ -29,7 +29,7 @@ def test_it_runs_then_is_captured_then_replayed(monkeypatch: pytest.MonkeyPatch)
         calls.append(("captured", inputs[0].tolist()))
         return lambda: calls.append(("replayed", inputs[0].tolist()))
 
-    monkeypatch.setattr(cuda_graphs, "_WARM_UPS", 2)
+    monkeypatch.setattr(training, "_WARM_UPS", 2)
     graphed, first = GraphedFunction(function, captured), torch.tensor([3.0, 3.0])
     rest = torch.tensor([4.0])
     for values in (torch.tensor([1.0]), torch.tensor([2.0, 2.0]), rest, first, rest, torch.tensor([5.0, 5.0])):
@@ -122,7 +122,7 @@ def test_all_graphs_that_are_alive_are_reset_once(cuda: Cuda, graphs: CudaGraphs
 
 def test_a_function_of_the_step_is_captured_after_its_warm_up(cuda: Cuda, graphs: CudaGraphs) -> None:
     calls: list[str] = []
-    graphed, steps = graphs(lambda _: calls.append("run")), cuda_graphs._WARM_UPS + 2
+    graphed, steps = graphs(lambda _: calls.append("run")), training._WARM_UPS + 2
     cuda.calls.clear()
     for _ in range(steps):
         graphed(torch.zeros(1))
@@ -135,7 +135,7 @@ def test_ranks_replay_the_same_batches_whatever_the_size(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], world_size: int
 ) -> None:
     """By its own batch's shape alone a rank would replay one that others, with a sample less, would not."""
-    monkeypatch.setattr(cuda_graphs, "_WARM_UPS", 3)
+    monkeypatch.setattr(training, "_WARM_UPS", 3)
     size, batch_size = sizes
     ways: list[list[str]] = []
     for rank in range(world_size):

@@ -11,9 +11,9 @@ import torch
 from idx_writer import idx
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.mnist import data, idx_files, loop
+from cluster_ddp.mnist import data, training
+from cluster_ddp.mnist.train_config import TrainConfig
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
-from cluster_ddp.train_options import TrainConfig
 
 
 def test_the_embedded_digits() -> None:
@@ -47,7 +47,7 @@ def test_batches_are_the_bits_of_torchvisions_transform() -> None:
 def write_small(raw: Path, *, counts: tuple[int, ...] = (50, 50, 30, 30), changed: Mapping[int, bytes] = {}) -> None:
     """Four files of few images; `changed` replaces the content of some, by number."""
     raw.mkdir(parents=True)
-    for number, (idx_file, count) in enumerate(zip(idx_files.IDX_FILES, counts)):
+    for number, (idx_file, count) in enumerate(zip(data.IDX_FILES, counts)):
         pixels = "images" in idx_file.name
         sizes = [count, 28, 28] if pixels else [count]
         content = bytes(value % 251 % (256 if pixels else 10) for value in range(count * (784 if pixels else 1)))
@@ -61,7 +61,7 @@ def test_files_are_read_as_torchvision_reads_them(
     import torchvision
 
     write_small(tmp_path / theirs / "raw")
-    monkeypatch.setattr(idx_files, "check", lambda *_, **__: None)  # there is less in them
+    monkeypatch.setattr(data, "check", lambda *_, **__: None)  # there is less in them
     for ours, train in zip(data.load(name, tmp_path), (True, False)):
         dataset = getattr(torchvision.datasets, theirs)(tmp_path, train=train)
         assert torch.equal(ours.tensors[0], dataset.data)
@@ -81,7 +81,7 @@ def test_images_in_a_folder_are_normalised_by_their_own_statistics(tmp_path: Pat
 def test_a_training_on_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_small(tmp_path / "images")
-    loop.run(TrainConfig(dataset="folder:images", recipe="fast", amp="off", epochs=1, cuda=False, log_interval=1))
+    training.run(TrainConfig(dataset="folder:images", recipe="fast", amp="off", epochs=1, cuda=False, log_interval=1))
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith("folder-") and (run_dir / "checkpoints" / "step-00000001.pt").exists()
 
@@ -112,21 +112,21 @@ def test_files_of_another_kind_are_told(tmp_path: Path, change: dict[str, object
 
 def test_missing_fashion_names_torchvisions_command(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        idx_files.check(tmp_path / "it's", dataset="fashion")
+        data.check(tmp_path / "it's", dataset="fashion")
     assert str(tmp_path / "it's" / "FashionMNIST" / "raw") in caught.value.asked
     python, option, code = shlex.split(caught.value.hint.partition(": ")[2].partition("   ")[0])
     assert (python, option) == ("python", "-c")
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     assert [ast.literal_eval(call.args[0]) for call in calls] == [str(tmp_path / "it's")]
     with pytest.raises(DataError, match="train-labels-idx1-ubyte is missing"):
-        idx_files.check(tmp_path, dataset=f"folder:{tmp_path}")
+        data.check(tmp_path, dataset=f"folder:{tmp_path}")
 
 
 def write_fake_mnist(folder: Path) -> None:
     """Files of the right sizes and other content."""
-    raw = idx_files.raw_folder(folder)
+    raw = data.raw_folder(folder)
     raw.mkdir(parents=True)
-    for idx_file in idx_files.IDX_FILES:
+    for idx_file in data.IDX_FILES:
         with open(raw / idx_file.name, "wb") as file:
             file.truncate(idx_file.size)
 
@@ -153,20 +153,20 @@ def test_missing_mnist_names_the_folder_and_the_command(
 
 def test_damage_is_named(tmp_path: Path) -> None:
     write_fake_mnist(tmp_path)
-    with open(idx_files.raw_folder(tmp_path) / "t10k-labels-idx1-ubyte", "ab") as file:
+    with open(data.raw_folder(tmp_path) / "t10k-labels-idx1-ubyte", "ab") as file:
         file.write(b"x")
     with pytest.raises(DataError) as caught:
-        idx_files.check(tmp_path)
+        data.check(tmp_path)
     assert "train-images-idx3-ubyte is damaged: its content has another SHA-256" in caught.value.found
     assert "t10k-labels-idx1-ubyte is damaged: 10,009 bytes instead of 10,008" in caught.value.found
     with pytest.raises(DataError) as caught:
-        idx_files.check(tmp_path, check_content=False)
+        data.check(tmp_path, check_content=False)
     assert "SHA-256" not in caught.value.found
 
 
 def test_an_unreadable_place_is_named(tmp_path: Path) -> None:
-    raw = idx_files.raw_folder(tmp_path)
+    raw = data.raw_folder(tmp_path)
     raw.parent.mkdir()
     raw.write_text("a file where a folder should be")
     with pytest.raises(DataError, match="can't be read: Not a directory"):
-        idx_files.check(tmp_path)
+        data.check(tmp_path)

@@ -15,10 +15,10 @@ from ranks import Outcome, job_ids, run_ranks, slurm_step
 from slowness import LIMIT_S, scaled
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.mnist import loop
+from cluster_ddp.mnist import training
 from cluster_ddp.mnist.model import Net
+from cluster_ddp.mnist.train_config import TrainConfig
 from cluster_ddp.train import main
-from cluster_ddp.train_options import TrainConfig
 
 JOB_ID = job_ids()
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path, options: list
 
 
 def train_digits() -> None:
-    loop.run(
+    training.run(
         TrainConfig(
             dataset="digits",
             epochs=2,
@@ -146,8 +146,8 @@ READS = """
 from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from cluster_ddp.train_options import TrainConfig
-from cluster_ddp.mnist.loop import Training
+from cluster_ddp.mnist.train_config import TrainConfig
+from cluster_ddp.mnist.training import Training
 from cluster_ddp.runtime.distributed import distributed
 
 class Reads(TorchDispatchMode):

@@ -19,12 +19,12 @@ from ranks import Outcome, job_ids, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.mnist import data, loop
-from cluster_ddp.mnist.recipes import RECIPES, chosen, lr_factor
-from cluster_ddp.mnist.step import Step
+from cluster_ddp.mnist import data, training
+from cluster_ddp.mnist.model import RECIPES, chosen, lr_factor
+from cluster_ddp.mnist.train_config import TrainConfig
+from cluster_ddp.mnist.training import Step
 from cluster_ddp.runtime.data.data_loader import Loader
 from cluster_ddp.runtime.profiling import node_usage
-from cluster_ddp.train_options import TrainConfig
 
 pytestmark = pytest.mark.full
 
@@ -44,7 +44,7 @@ def records(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
 def train(run_dir: Path, **options: Any) -> list[dict[str, Any]]:
     """Train in this process. Returns the "train" records."""
     with signal_handlers.put_back():
-        loop.run(config(run_dir, **options))
+        training.run(config(run_dir, **options))
     return records(run_dir)
 
 
@@ -67,7 +67,7 @@ def in_rank(run_dir: Path, options: dict[str, Any], stop_at: int | None) -> None
             step(self)
 
         cluster_ddp.Checkpointer.step = stopped  # type: ignore[method-assign]
-    loop.run(config(run_dir, **options))
+    training.run(config(run_dir, **options))
 
 
 def on_ranks(
@@ -153,7 +153,7 @@ def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(
     # The statistics of rank 0 are those that were tested, saved, and are tested again.
     monkeypatch.setattr(node_usage, "PATIENCE_S", 60.0)  # its only record is the one of the end
     monkeypatch.setattr(data, "_digits", few_digits.few)
-    loop.run(config(tmp_path / "test", model="convnet", amp="fp16", eval_only=True, resume=str(tmp_path / "part")))
+    training.run(config(tmp_path / "test", model="convnet", amp="fp16", eval_only=True, resume=str(tmp_path / "part")))
     (tested,), (before,) = records(tmp_path / "test", "test"), records(tmp_path / "part", "test")
     assert tested["weights"] == str(tmp_path / "part" / "checkpoints" / "step-00000008.pt")
     assert tested["correct"] == pytest.approx(before["correct"], abs=2)  # another batch size: other roundings
@@ -222,10 +222,10 @@ def test_an_evaluation_leaves_a_trainings_run_directory_alone(tmp_path: Path) ->
     train(tmp_path / "x", batch_size=500)
     before = (tmp_path / "x" / "metrics.jsonl").read_bytes()
     with pytest.raises(RunDirError, match="it is a training's"):
-        loop.run(config(tmp_path / "x", eval_only=True, resume=str(tmp_path / "x")))
+        training.run(config(tmp_path / "x", eval_only=True, resume=str(tmp_path / "x")))
     assert (tmp_path / "x" / "metrics.jsonl").read_bytes() == before
     with pytest.raises(cluster_ddp.CheckpointError):
-        loop.run(config(tmp_path / "y", eval_only=True, resume=str(tmp_path / "nothing")))
+        training.run(config(tmp_path / "y", eval_only=True, resume=str(tmp_path / "nothing")))
 
 
 def test_workers_make_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster_ddp.mnist.recipes import RECIPES, one_cycle, step_lr
+from cluster_ddp.mnist.model import RECIPES, one_cycle, step_lr
 
 
 def test_the_references_rate_is_that_of_step_lr() -> None:
@@ -29,9 +29,9 @@ def test_the_help_tells_the_recipes_defaults() -> None:
     """TrainConfig imports no torch, so it can't look them up."""
     from pathlib import Path
 
-    from cluster_ddp import train_options
+    from cluster_ddp.mnist import train_config
 
-    text = " ".join(Path(train_options.__file__).read_text().split())
+    text = " ".join(Path(train_config.__file__).read_text().split())
     reference, fast = RECIPES["reference"], RECIPES["fast"]
     for name in ("epochs", "batch_size", "lr", "amp"):
         assert f"recipe's, {getattr(reference, name):{'g' if name == 'lr' else ''}} or {getattr(fast, name)}." in text

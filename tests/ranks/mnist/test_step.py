@@ -14,10 +14,9 @@ import torch
 import cluster_ddp
 from cluster_ddp import DeviceError
 from cluster_ddp.mnist import data
-from cluster_ddp.mnist.cuda_graphs import CudaGraphs
-from cluster_ddp.mnist.recipes import chosen
-from cluster_ddp.mnist.step import Step
-from cluster_ddp.train_options import TrainConfig
+from cluster_ddp.mnist.model import chosen
+from cluster_ddp.mnist.train_config import TrainConfig
+from cluster_ddp.mnist.training import CudaGraphs, Step
 
 pytestmark = pytest.mark.full
 

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from cluster_ddp.mnist import data
-from cluster_ddp.mnist.idx_files import IdxFile, raw_folder
+from cluster_ddp.mnist.data import IdxFile, raw_folder
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 

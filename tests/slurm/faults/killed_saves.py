@@ -15,9 +15,9 @@ from pathlib import Path
 import few_digits
 import torch
 
-from cluster_ddp.mnist import loop
+from cluster_ddp.mnist import training
+from cluster_ddp.mnist.train_config import TrainConfig
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.train_options import TrainConfig
 
 FOLDER, KILLS = Path(sys.argv[1]), int(sys.argv[2])
 IS_FIRST = os.environ["SLURM_PROCID"] == "0"
@@ -28,7 +28,7 @@ torch.optim.SGD([torch.zeros(1)])  # imports what it needs
 def train(start: int) -> None:
     os.environ["SLURM_RESTART_COUNT"] = str(start)
     options = {"epochs": 2, "batch_size": 9, "checkpoint_every": "1steps", "run_dir": FOLDER, "test_batch_size": 45}
-    loop.run(TrainConfig(dataset="digits", **options))  # type: ignore[arg-type]
+    training.run(TrainConfig(dataset="digits", **options))  # type: ignore[arg-type]
 
 
 def fork(start: int) -> int:

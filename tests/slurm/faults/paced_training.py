@@ -22,7 +22,7 @@ from pathlib import Path
 import few_digits
 import torch
 
-from cluster_ddp.mnist import loop
+from cluster_ddp.mnist import training
 from cluster_ddp.runtime import process_exit
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.run_dir import background_writer
@@ -34,7 +34,7 @@ FAULTS = [fault for fault in json.loads(os.environ.get("FAULTS", "[]")) if fault
 FSYNC_S = float(os.environ.get("FSYNC_S", "0"))
 CLOCK_S = json.loads(os.environ.get("CLOCK_S", "{}")).get(socket.gethostname(), 0)
 
-checkpoint_step, nll_loss, fsync, clock = Checkpointer.step, loop.F.nll_loss, os.fsync, time.time
+checkpoint_step, nll_loss, fsync, clock = Checkpointer.step, training.F.nll_loss, os.fsync, time.time
 steps = 0
 
 
@@ -70,7 +70,7 @@ def slow_fsync(descriptor: int) -> None:
 few_digits.use()
 background_writer.PATIENCE_S = float(os.environ.get("PATIENCE_S", background_writer.PATIENCE_S))
 Checkpointer.step = paced_step  # type: ignore[method-assign]
-loop.F.nll_loss = poisoned_loss
+training.F.nll_loss = poisoned_loss
 os.fsync = slow_fsync  # type: ignore[assignment]
 time.time = lambda: clock() + CLOCK_S
 process_exit.after(lambda: sys.exit(main()))  # as `python -m cluster_ddp.train` does

@@ -20,10 +20,10 @@ from cluster_ddp.__main__ import VERBS, main, module_of
 from cluster_ddp.argument_parser import field_texts
 from cluster_ddp.cli import submit as door
 from cluster_ddp.errors import SpecError
+from cluster_ddp.mnist.train_config import TrainConfig
 from cluster_ddp.submission.checks import command_mistakes
 from cluster_ddp.submission.checks.job_warnings import CODES, OTHER_CODES
 from cluster_ddp.submission.cli import settings_files
-from cluster_ddp.train_options import TrainConfig
 
 __all__ = ["fake_slurm"]
 

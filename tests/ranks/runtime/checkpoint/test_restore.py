@@ -14,9 +14,9 @@ import torch
 from ranks import Outcome, job_ids, run_ranks, slurm_step
 
 import cluster_ddp
-from cluster_ddp.mnist import loop
+from cluster_ddp.mnist import training
+from cluster_ddp.mnist.train_config import TrainConfig
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-from cluster_ddp.train_options import TrainConfig
 
 pytestmark = pytest.mark.full
 
@@ -39,7 +39,7 @@ def train_digits() -> None:
     Checkpointer.step = step_with_fault  # type: ignore[method-assign]
     few_digits.use()
     options = {"model": "convnet", "epochs": 2, "test_batch_size": 13, **json.loads(os.environ["OPTIONS"])}
-    loop.run(TrainConfig(dataset="digits", **options))
+    training.run(TrainConfig(dataset="digits", **options))
 
 
 def run(folder: Path, world_size: int = 3, **env: object) -> list[Outcome]:

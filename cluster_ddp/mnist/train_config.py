@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import SpecError, nearest
-from cluster_ddp.mnist.idx_files import FOLDER
 from cluster_ddp.option_form import flag
 from cluster_ddp.runtime.checkpoint.save_interval import Interval
 from cluster_ddp.runtime.stop_signals import number_of
 
+FOLDER = "folder:"
 DATASETS = ("mnist", "fashion", "digits")
 RecipeName = Literal["reference", "fast"]
 ModelName = Literal["cnn", "convnet"]
