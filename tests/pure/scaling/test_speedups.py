@@ -6,7 +6,6 @@ import pytest
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.scaling import output, speedups
-from cluster_ddp.scaling.fit import Model, amdahl
 from cluster_ddp.scaling.points import Measured, parse_counts, points
 
 
@@ -107,11 +106,9 @@ def test_the_recommendation(rates: dict[int, float], words: str) -> None:
 
 def test_the_picture(tmp_path) -> None:
     found = rows({1: [90, 110], 2: [180, 200], 4: [390, 410]})
-    model = amdahl(speedups.rates(found, weak=True))
-    assert isinstance(model, Model)
-    paths = output.draw(tmp_path / "results", found, [model], predict=[16])
+    paths = output.draw(tmp_path / "results", found)
     assert [path.name for path in paths] == ["results.png", "results.svg"]
     assert paths[0].read_bytes()[:4] == b"\x89PNG"
     svg = paths[1].read_text()
     assert svg.count("<path") > 10
-    assert output.draw(tmp_path / "none", found[:1], [], predict=[]) == []
+    assert output.draw(tmp_path / "none", found[:1]) == []

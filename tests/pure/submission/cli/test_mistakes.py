@@ -537,16 +537,16 @@ OF_OTHER_VERBS: list[tuple[str, str, str, str]] = [
     ),
     ("doctor --zzz", READING, "there is no option --zzz.", "cluster-ddp doctor --help"),
     (
-        "scaling --gpus 1 --predct 4 -- true",
+        "scaling --gpus 1 --reapets 2 -- true",
         READING,
-        "there is no option --predct. Did you mean --predict?",
-        "--predict 4; all options: cluster-ddp scaling --help",
+        "there is no option --reapets. Did you mean --repeats?",
+        "--repeats 2; all options: cluster-ddp scaling --help",
     ),
     (
-        "scaling --gpus 1 --predct 4",
+        "scaling --gpus 1 --reapets 2",
         READING,
-        "there is no option --predct. Did you mean --predict?",
-        f"--predict 4; all options: {TRAIN_HELP}",
+        "there is no option --reapets. Did you mean --repeats?",
+        f"--repeats 2; all options: {TRAIN_HELP}",
     ),
     (
         "scaling --gpus 1 -- python t.py --batch {batch}",
