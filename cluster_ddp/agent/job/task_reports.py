@@ -48,10 +48,10 @@ class TaskReports:
         self._begun: set[int] = set()
         self._ends: list[End] = []
         self._ended: set[tuple[int, str]] = set()
-        self._gone: list[End] = []
+        self._untold: list[End] = []  # of ranks whose agent went before it told their ends
         self._alone: set[int] = set()
         self._idle: dict[int, int] = {}  # number of a task -> its exit status
-        self._lost: dict[int, str] = {}  # number of a task whose agent is gone -> its host
+        self._gone: dict[int, Message] = {}  # number of a task whose agent is gone, if those stay -> its hello
         self._over_at, self._resumed_at = _NEVER, -_NEVER
         self._is_closed = False
         self.is_step_ending = False
@@ -79,20 +79,20 @@ class TaskReports:
     def are_idle(self) -> bool:
         """Whether all commands have ended, and their agents wait; those that are gone count."""
         with self._lock:
-            return len(self._idle.keys() | self._lost.keys()) >= self._tasks
+            return len(self._idle.keys() | self._gone.keys()) >= self._tasks
 
     @property
     def gone_from(self) -> list[str]:
         """Hosts where an agent is gone."""
         with self._lock:
-            return [*dict.fromkeys(self._lost.values())]
+            return [*dict.fromkeys(hello["host"] for hello in self._gone.values())]
 
     @property
     def statuses(self) -> list[int]:
         """The exit statuses other than 0 of tasks, in the order in which they came; of those without an agent: KILL."""
         with self._lock:
-            lost = [outcome.KILL for task in self._lost if task not in self._idle]
-            return [*filter(None, self._idle.values()), *lost]
+            gone = [outcome.KILL for task in self._gone if task not in self._idle]
+            return [*filter(None, self._idle.values()), *gone]
 
     def note_suspension(self, missed_s: float) -> None:
         """Note that the job, which was suspended for so many seconds, was resumed now."""
@@ -131,9 +131,10 @@ class TaskReports:
             return next((end for end in self._ends if one is not None and end.rank == one.rank and end.status), None)
 
     def logs_of_gone(self) -> list[Path]:
-        """Logs of tasks whose agents are gone: their nodes may be cut off, and still write."""
+        """Logs of ranks whose agents are gone: their nodes may be cut off, and still write."""
         with self._lock:
-            return [] if self._folder is None else [self._folder / File.TASK_LOG.format(task) for task in self._lost]
+            ranks = [rank for hello in self._gone.values() for rank in hello["ranks"]]
+        return [] if self._folder is None else [self._folder / File.TASK_LOG.format(rank) for rank in ranks]
 
     def judge(self, ended: Outcome) -> Outcome:
         """Say how the start ended, by what the tasks have said; where they are silent, by what srun has.
@@ -164,7 +165,7 @@ class TaskReports:
                 heard = set(self._begun)
             silent = first_failure.by_srun(said, of_ranks=of_ranks, heard=heard) or first_failure.not_launched(said)
         with self._lock:
-            first = first_failure.by_ends(self._ends, self._gone, silent, words_of=self._last_error)
+            first = first_failure.by_ends(self._ends, self._untold, silent, words_of=self._last_error)
         return first or first_failure.by_srun(said, of_ranks=of_ranks)
 
     def _last_error(self, end: End) -> str:
@@ -207,8 +208,8 @@ class TaskReports:
     def gone(self, hello: Message) -> None:
         """Note the ranks of a connection that has ended before it said how they ended."""
         with self._lock:
-            lost = [rank for rank in hello["ranks"] if (rank, hello["host"]) not in self._ended]
-            self._gone += [End(rank, hello["host"], outcome.KILL) for rank in lost]
+            untold = [rank for rank in hello["ranks"] if (rank, hello["host"]) not in self._ended]
+            self._untold += [End(rank, hello["host"], outcome.KILL) for rank in untold]
             if hello.get("stays"):
-                self._lost[int(hello["task"])] = hello["host"]
+                self._gone[int(hello["task"])] = hello
                 self._over_at = min(self._over_at, time.monotonic() + _KILLED_S)

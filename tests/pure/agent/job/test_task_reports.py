@@ -1,4 +1,4 @@
-"""agent.job.job_logs: what the tasks of a start have said."""
+"""agent.job.task_reports: what the tasks of a start have said."""
 
 from __future__ import annotations
 
@@ -138,6 +138,15 @@ def test_commands_that_have_ended_and_agents_that_are_gone(
         reports.gone(one)
     assert (reports.are_idle, reports.gone_from, reports.statuses) == (are_idle, gone_from, statuses)
     assert reports.is_over(time.monotonic()) is are_idle
+
+
+@pytest.mark.parametrize(("launcher", "hellos"), [("fork", [(2, 3)]), ("srun", [(2,), (3,)])])
+def test_the_logs_of_a_lost_nodes_ranks_are_known(launcher: str, hellos: list[tuple[int, ...]], tmp_path: Path) -> None:
+    """A task of the fork launcher is number 1 of its job here, and rank 1 is on the other node."""
+    reports = TaskReports(launcher, 4, tmp_path, tasks=2)
+    for number, ranks in enumerate(hellos):
+        reports.gone(hello(*ranks, host="node2", task=str(1 if launcher == "fork" else 2 + number), stays=True))
+    assert reports.logs_of_gone() == [tmp_path / "task-2.log", tmp_path / "task-3.log"]
 
 
 @pytest.mark.parametrize(
