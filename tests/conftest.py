@@ -23,7 +23,7 @@ import slowness
 from cluster import SKIPPED, skip
 
 from cluster_ddp.agent import rank_notes
-from cluster_ddp.agent.task import supervisor
+from cluster_ddp.agent.supervision import supervisor
 from cluster_ddp.errors import DataError
 from cluster_ddp.mnist import data
 from cluster_ddp.sandbox import cluster, slurm_download

@@ -1,11 +1,12 @@
 """Starts the ranks of a job and says how they ended: on the batch host, around ranks, or on this machine.
 
-Where it runs is where it stands: `job` on the batch host, or this machine; `task` around each rank. A submission
+Where it runs is where it stands: `job` on the batch host, or this machine; `task` on each node. A submission
 freezes it into the run directory, so it needs the standard library only, of Python 3.9 or later, and of this package no
 more than `submission.frozen.frozen_agent` lists.
 
 job              on the batch host: the start of the ranks, their end, what follows
-task             around each rank
+task             on each node, around its ranks
+supervision      keeps commands, in both
 __main__         `job`, `chain`, `task`, `rank`, `spare` and `unpack`
 launch_options   the options of the ranks, of `cluster-ddp launch` and of the agent
 launch_env       the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.supervision import signals
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.run.names import Env
 

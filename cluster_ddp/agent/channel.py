@@ -6,8 +6,8 @@
 
 MAC is HMAC-SHA256, with the job's key, of both nonces, and then of the number of the line and its JSON. So nobody
 without the job's secret can speak for a task or for the server, or repeat what they have said. What they say is not
-secret. The key is made of the job's secret, which is new at each start, and in the environment of its tasks. No process
-sends it: others see only HMACs, each for one purpose.
+secret. The key is made of the job's secret, which is new each time that the job begins (restarts in its allocation keep
+it), and in the environment of its tasks. No process sends it: others see only HMACs, each for one purpose.
 
 Here is the side of a task, or of a rank; that of the job, or of rank 0, is in `channel_server`.
 """

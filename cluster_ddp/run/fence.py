@@ -38,7 +38,9 @@ _BLOCK_BYTES = 1 << 20
 
 
 def take_over(run_dir: Path, job: str, start: int, *, logs: Iterable[Path] = ()) -> None:
-    """Give the run directory to a start of the job. Call it before each start of the ranks.
+    """Give the run directory to a start of the job. Call it before each step that starts ranks.
+
+    A restart in the step that runs needs it not: its agents have ended all ranks of the start before.
 
     A run directory that another job has locked last stays as it is, but for `.start` and the logs.
 

@@ -28,7 +28,7 @@ TO_RESUME: Final = "To resume: "
 
 
 class Env:
-    """Environment variables of a job. The batch script sets them unless stated otherwise."""
+    """Environment variables of a job. Its batch script or its agent sets them unless stated otherwise."""
 
     RUN_DIR: Final = "CLUSTER_DDP_RUN_DIR"
     """The run directory, absolute. A training writes there. Set it by hand to resume a training without `submit`."""
@@ -49,7 +49,7 @@ class Env:
     JOB_TIMES: Final = "CLUSTER_DDP_JOB_TIMES"
     """Path of a file with the job's start and end in seconds of UNIX time, as squeue said at most a minute ago."""
     SECRET: Final = "CLUSTER_DDP_SECRET"
-    """Secret of the ranks of this start of the job, in hexadecimal digits. Never printed or written to a file."""
+    """Secret of the job's ranks, in hexadecimal digits; a requeue has another. Never printed or written to a file."""
     SHARE: Final = "CLUSTER_DDP_SHARE"
     """1: the group may read the run directory (`--share`)."""
     START: Final = "CLUSTER_DDP_START"

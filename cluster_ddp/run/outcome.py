@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     first: Failure | None = None
     """What failed first; None if nothing did."""
     lost_nodes: tuple[str, ...] = ()
-    """Nodes that are lost, as `lost_nodes` names them."""
+    """Nodes that are lost: their agents are gone and Slurm's daemon does not answer, or srun says so."""
     then: str = Then.END
     """What followed: one of `Then`."""
     time: float = 0.0

@@ -6,7 +6,7 @@ from cluster_ddp.runtime.fork import forked_program, seed
 
 AGENT = (
     "import sys; from cluster_ddp.agent import __main__ as agent; from cluster_ddp.agent.task import seed_process;"
-    "seed_process.MODULE = 'torchless_seed'; from cluster_ddp.agent.task import supervisor;"
+    "seed_process.MODULE = 'torchless_seed'; from cluster_ddp.agent.supervision import supervisor;"
     "supervisor.Supervisor.__init__.__kwdefaults__['patience_s'] = 1.0; agent.run()"
 )
 """The code of an agent that uses it, and kills soon."""

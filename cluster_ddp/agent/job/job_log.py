@@ -1,4 +1,4 @@
-"""What a job's log says at the end of a start."""
+"""What the job's agent writes into the job's log, and the last lines of that and of the tasks' logs."""
 
 from __future__ import annotations
 

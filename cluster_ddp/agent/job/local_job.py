@@ -27,7 +27,7 @@ from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task.supervisor import Supervisor
+from cluster_ddp.agent.supervision.supervisor import Supervisor
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.run.names import Env, File, Then
 from cluster_ddp.run.outcome import Outcome
@@ -49,7 +49,7 @@ class LocalJob(BaseJob):
         self.label = self.job = str(os.getpid())
         self.folder = launch_env.run_dir(options, self.label)
         self.requeues = 0
-        self.added = launch_env.common(options, self.folder) | self.begin(srun_step.ALL, 0)
+        self.added = launch_env.common(options, self.folder) | self.begin_start(srun_step.ALL, 0)
         self.env = {**env, **self.added}
         self._suspensions = processes.Suspensions()
 
@@ -83,9 +83,9 @@ class LocalJob(BaseJob):
 
     def _continues(self, ended: Outcome, starts: Starts, history: History) -> bool:
         """Whether the job starts again after a stop in time. What follows is noted."""
-        if starts.status == 0:
+        if starts.tasks_status == 0:
             job_log.say(requeue.NOT_FINISHED)
-        may = starts.status != 0 and not starts.has_killed
+        may = starts.tasks_status != 0 and not starts.has_killed
         again = may and requeue.may_restart(self.requeues, self.options.max_requeues)
         history.end(ended._replace(then=Then.REQUEUE) if again else ended._replace(state="FAILED"))
         return again
@@ -94,7 +94,7 @@ class LocalJob(BaseJob):
         """Return a socket that listens for the tasks, and its host as they name it. See `BaseJob`."""
         return channel_server.listen_here(), "127.0.0.1"
 
-    def begin(self, on: On, number: int) -> dict[str, str]:
+    def begin_start(self, on: On, number: int) -> dict[str, str]:
         """Begin a start: with the whole time limit. Returns its variables."""
         limit_s = _NEVER if self.options.time_limit_s is None else self.options.time_limit_s
         self._state = ""  # why all are ended, if not by themselves
@@ -104,12 +104,12 @@ class LocalJob(BaseJob):
 
     def start_step(self, on: On, reports: TaskReports) -> Supervisor:
         """Start the agents of the tasks. See `BaseJob`."""
-        if on.is_beside:
+        if not on.is_first:
             processes.kill_all_below()  # what the start before has left behind
         cancel = functools.partial(self._end, "CANCELLED")
         no_notes = Notes(Path(os.devnull))  # the ranks have supervisors of their own
         self._supervisor = Supervisor(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=cancel)
-        doctor = self.options.doctor and not on.is_beside
+        doctor = self.options.doctor and on.is_first
         command = srun_step.task(replace(self.options, doctor=doctor))
         for task in range(self.size.tasks(self.options.launcher)):
             own = launch_env.of_local_rank(self.options, task) if self.options.launcher == "srun" else {}

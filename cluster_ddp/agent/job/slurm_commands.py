@@ -95,7 +95,7 @@ def usable_nodes(env: Mapping[str, str], *, outlives_term: bool = False) -> set[
     return {*answer.words.split()} if answer.is_ok else None
 
 
-def instead_of(job: str, env: Mapping[str, str], *, outlives_term: bool = False) -> CommandAnswer:
+def why_not_this_start(job: str, env: Mapping[str, str], *, outlives_term: bool = False) -> CommandAnswer:
     """Ask what Slurm does instead of the start of a job that an environment belongs to. Empty if it runs that start.
 
     A batch host that was cut off runs its script on when it comes back. By then Slurm may have started the job again

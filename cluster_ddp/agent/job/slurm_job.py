@@ -26,16 +26,16 @@ from cluster_ddp.agent.job.start_loop import BaseJob, Starts
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import signals
-from cluster_ddp.agent.task.supervisor import Supervisor
+from cluster_ddp.agent.supervision import signals
+from cluster_ddp.agent.supervision.supervisor import Supervisor
 from cluster_ddp.errors import SpecError
 from cluster_ddp.run.names import RESTART, Env, File, Then
 from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.slurm.variables import Variables, node_name
 
 HELD = signals.WARNINGS
-"""What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches
-srun, too, which asks what it means."""
+"""What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. A Ctrl-C in a
+terminal reaches srun as well, which then asks for a second one."""
 
 # How long to wait for the first words of tasks before a warning is passed on: those that have not begun miss it.
 _FIRST_WORDS_S = 30.0
@@ -54,7 +54,7 @@ class SlurmJob(BaseJob):
     """
 
     def __init__(self, options: AgentOptions, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
-        self.link = int(env["SLURM_ARRAY_TASK_ID"]) if options.chain else None
+        self.chain_number = int(env["SLURM_ARRAY_TASK_ID"]) if options.chain else None
         """The number of the job in its chain; None without one."""
         if options.chain:
             env = chain.in_chain(Path(options.run_dir or ""), env)
@@ -71,7 +71,7 @@ class SlurmJob(BaseJob):
         self.added |= launch_env.of_start({**env, **self.added}, self._host, self.requeues)
         self.env = {**env, **self.added}
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
-        self.records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
+        self.fenced_dir = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
         self._script = os.getppid()
 
     def run(self) -> int:
@@ -83,7 +83,7 @@ class SlurmJob(BaseJob):
         if shutil.which("srun", path=self.env.get("PATH")) is None:
             hint = "after module purge, load Slurm's module again; or extend the PATH"
             raise SpecError("Starting the ranks of the job:", "srun is not on the PATH.", hint)
-        history = History(self.records, self.label, is_first=not self.requeues, shared=self.options.share)
+        history = History(self.fenced_dir, self.label, is_first=not self.requeues, shared=self.options.share)
         if self.requeues:
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         early = list[int]()
@@ -121,7 +121,7 @@ class SlurmJob(BaseJob):
         """
         return channel_server.listen(self._slurm.srun_ports), self._host if self._is_on_node else ""
 
-    def begin(self, on: On, number: int) -> dict[str, str]:
+    def begin_start(self, on: On, number: int) -> dict[str, str]:
         """Begin a start. Returns its variables: of a range of nodes, each may have another number of ranks."""
         of_start = launch_env.of_start(self.env, on.nodes[0] if on.nodes else self._host, number)
         return {**of_start, "WORLD_SIZE": str(on.of(self.size).world_size)}
@@ -144,7 +144,7 @@ class SlurmJob(BaseJob):
         signal.signal(signal.SIGINT, lambda number, frame: None)
         options = replace(
             self.options,
-            doctor=self.options.doctor and not on.is_beside,
+            doctor=self.options.doctor and on.is_first,
             ignore_warnings=self._slurm.all_get_signals,
         )
         env = srun_step.step_env(options, self.size, self.env, on)
@@ -157,14 +157,14 @@ class SlurmJob(BaseJob):
 
     @property
     def is_over(self) -> bool:
-        """Whether what started this process has ended, and so the job: only proctrack/cgroup ends this one with it."""
+        """Whether the batch script has ended, and so the job. Without proctrack/cgroup, this process outlives it."""
         return os.getppid() != self._script
 
-    def over(self) -> str:
-        """Why this start of the job is over for Slurm, which is asked; empty if it is not, or Slurm does not answer."""
+    def why_superseded(self) -> str:
+        """Why Slurm has this start of the job for over. See `BaseJob`."""
         if self.is_over:
             return requeue.SCRIPT_ENDED
-        found = slurm_commands.instead_of(self.env["SLURM_JOB_ID"], self.env)
+        found = slurm_commands.why_not_this_start(self.env["SLURM_JOB_ID"], self.env)
         return requeue.ANOTHER_START.format(found.words) if found.is_ok and found.words else ""
 
     def command(self) -> list[str]:
@@ -177,19 +177,24 @@ class SlurmJob(BaseJob):
         It is noted before: Slurm ends this process soon after it has accepted a requeue.
         """
         why = ""
-        if left := self.left(ended):
-            job_log.say(left)
+        if unfinished := self.why_unfinished(ended):
+            job_log.say(unfinished)
             return True
         if ended.status and self.is_over:  # it may be queued again already, by somebody else
             job_log.say(requeue.SCRIPT_ENDED)
         elif starts.follows.then == Then.REQUEUE:
             why = f"Failed with status {ended.status}"
-        elif ended.state == "STOPPED" and starts.status == 0:
+        elif ended.state == "STOPPED" and starts.tasks_status == 0:
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
-        if ended.status and not self.is_over and (self.link is not None or not why) and (over := self.over()):
-            job_log.say(over)
+        if (
+            ended.status
+            and not self.is_over
+            and (self.chain_number is not None or not why)
+            and (superseded := self.why_superseded())
+        ):
+            job_log.say(superseded)
             return True  # the run directory is that start's
         if ended.state == "STOPPED":
             history.end(ended._replace(then=Then.REQUEUE if why else Then.END))
@@ -206,8 +211,10 @@ class SlurmJob(BaseJob):
         """
         recovery = starts.recovery
         leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
-        if self.link is not None:
-            return chain.end(self.env, self.link, why, leave=leave, needed=needed, most=self.options.max_requeues)
+        if self.chain_number is not None:
+            return chain.end(
+                self.env, self.chain_number, why, leave=leave, needed=needed, most=self.options.max_requeues
+            )
         if not why:
             return False
         return Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed).ask(why, starts.number + 1)

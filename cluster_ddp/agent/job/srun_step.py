@@ -1,4 +1,4 @@
-"""How the ranks of a job are started: srun's command, as data, for both launchers and for containers."""
+"""How the ranks of a job are started: srun's command, for both launchers and for containers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import NamedTuple
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import AgentOptions, words
-from cluster_ddp.agent.task import rank_command, signals, staged_env
-from cluster_ddp.agent.task.spawn import agent, spawn
+from cluster_ddp.agent.supervision import signals
+from cluster_ddp.agent.supervision.spawn import agent, spawn
+from cluster_ddp.agent.task import rank_command, staged_env
 from cluster_ddp.run.names import Env, File
 
 # What the job has asked for each of its tasks. Of other tasks, srun would warn (24.11), or prefer it.
@@ -31,6 +32,8 @@ class On(NamedTuple):
     """Its nodes; empty for all of the job."""
     is_beside: bool = False
     """Whether another step may still hold the job's CPUs, GPUs and memory."""
+    is_first: bool = True
+    """Whether no step of this process was before it: with `--doctor` its nodes are examined."""
 
     def of(self, size: Shape) -> Shape:
         """Return the shape of a job, as it is on these nodes."""

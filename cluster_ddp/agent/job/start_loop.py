@@ -20,7 +20,7 @@ from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import AgentOptions
-from cluster_ddp.agent.task.supervisor import Supervisor
+from cluster_ddp.agent.supervision.supervisor import Supervisor
 from cluster_ddp.run import fence
 from cluster_ddp.run.names import Env, Then
 from cluster_ddp.run.outcome import Outcome
@@ -36,10 +36,10 @@ class BaseJob:
     label: str
     """Its id, of an array's task with its number: 12, or 12_3."""
     job: str
-    """The same; of a chain, the id of this job in it."""
+    """Its label; of a chain, whose jobs have one label, the id that Slurm has given to this one."""
     folder: Path | None
     """The run directory; None if it has none."""
-    records: Path | None = None
+    fenced_dir: Path | None = None
     """The run directory that is to be kept from the ranks of earlier starts, which may live on other nodes."""
     env: dict[str, str]
     """The environment of the ranks."""
@@ -66,8 +66,8 @@ class BaseJob:
         """Return a socket that listens for the tasks, and its host as they name it."""
         raise NotImplementedError
 
-    def begin(self, on: On, number: int) -> dict[str, str]:
-        """Begin a start, of this number. Returns its variables."""
+    def begin_start(self, on: On, number: int) -> dict[str, str]:
+        """Begin a start, of this number. Returns its variables, for the ranks' environment."""
         raise NotImplementedError
 
     def noted(self, on: On, nodes: Nodes) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class BaseJob:
         """Return how a start ended: if it was ended by `look`, that counts."""
         return ended
 
-    def left(self, ended: Outcome) -> str:
+    def why_unfinished(self, ended: Outcome) -> str:
         """Return why the job has not ended for good, although this process ends; empty if it has."""
         return ""
 
@@ -101,8 +101,8 @@ class BaseJob:
         """Whether the job has ended for whoever started it."""
         return False
 
-    def over(self) -> str:
-        """Why this start of the job is over for Slurm, which is asked; empty if it is not, or Slurm does not answer."""
+    def why_superseded(self) -> str:
+        """Why Slurm, which is asked, has this start of the job for over; empty if not, or if it does not answer."""
         return ""
 
 
@@ -142,7 +142,7 @@ class Starts:
                 self._tasks.watch(srun_step.spares(self._job.options, self._job.size, spares), env, spares)
             while True:
                 self._begin()
-                self.status = self._tasks.wait()
+                self.tasks_status = self._tasks.wait()
                 ended = self._judge()
                 self.follows = self._decide(ended)
                 if self.follows.then != Then.RESTART:
@@ -154,14 +154,14 @@ class Starts:
         job, on, launcher = self._job, self._on, self._job.options.launcher
         size = on.of(job.size)
         self._reports = TaskReports(launcher, size.world_size, job.folder, tasks=size.tasks(launcher))
-        job.env.update(job.begin(on, self.number))
+        job.env.update(job.begin_start(on, self.number))
         job.env[Env.START_ID] = self._history.begin(self.number, **job.noted(on, self.recovery.nodes))
         if self._is_in_step:
             self._tasks.again(self._reports, job.env)
             return
-        if job.records is not None:
+        if job.fenced_dir is not None:
             with contextlib.suppress(OSError):  # such as on a full disk
-                fence.take_over(job.records, job.label, self.number, logs=self._left_logs)
+                fence.take_over(job.fenced_dir, job.label, self.number, logs=self._left_logs)
         self._tasks.start(lambda: job.start_step(on, self._reports), self._reports, self.number, job.early)
         job.early = ()
 
@@ -171,7 +171,7 @@ class Starts:
     def _judge(self) -> Outcome:
         """Say how a start has ended."""
         now_s = round(time.time(), 3)
-        ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status, time=now_s))
+        ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.tasks_status, time=now_s))
         ended = ended._replace(lost_nodes=self.recovery.lost(self._reports) or ended.lost_nodes)
         ended = self._job.judged(ended)
         job_log.show(ended, self._reports.log_of(ended.first), self._job.env)
@@ -180,7 +180,7 @@ class Starts:
     def _is_over(self) -> bool:
         """Whether this start is over for Slurm, too. It may be away: what needs no new step does not ask it."""
         asks = self._tasks.stays and not self._tasks.can_start_again
-        return bool(self._job.over()) if asks else self._job.is_over
+        return bool(self._job.why_superseded()) if asks else self._job.is_over
 
     def _decide(self, ended: Outcome) -> Decision:
         """Return what follows, and note it; end the step, unless the next start begins in it.
@@ -189,13 +189,13 @@ class Starts:
         """
         follows = Decision(Then.END)
         if ended.state == "FAILED" and not self._is_over():
-            follows = self.recovery.after(ended, self._reports)
-        elif ended.state != "STOPPED" and not self._job.left(ended):
+            follows = self.recovery.decide(ended, self._reports)
+        elif ended.state != "STOPPED" and not self._job.why_unfinished(ended):
             self._history.end(ended)
         self._left_logs = self._reports.logs_of_gone()
         training = self.recovery.nodes.training
         self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and training == self._on.nodes
         if not self._is_in_step:
             self._tasks.end()
-        self._on = On(training, is_beside=not self._job.shares_nodes)
+        self._on = On(training, is_beside=not self._job.shares_nodes, is_first=False)
         return follows

@@ -10,7 +10,7 @@ from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.rank_end import End
-from cluster_ddp.agent.task.supervisor import PATIENCE_S
+from cluster_ddp.agent.supervision.supervisor import PATIENCE_S
 from cluster_ddp.run import outcome
 from cluster_ddp.run.names import EXIT_STOPPED, File
 from cluster_ddp.run.outcome import Failure, Outcome
@@ -34,7 +34,7 @@ class TaskReports:
         launcher: of the ranks.
         world_size: number of ranks.
         folder: the run directory, with the logs of tasks; None if there is none.
-        tasks: number of tasks that srun starts; 0 on this machine.
+        tasks: number of tasks of the step; 0 if it is not known.
     """
 
     def __init__(self, launcher: str, world_size: int, folder: Path | None = None, *, tasks: int = 0) -> None:
@@ -82,7 +82,7 @@ class TaskReports:
             return len(self._idle.keys() | self._gone.keys()) >= self._tasks
 
     @property
-    def gone_from(self) -> list[str]:
+    def hosts_of_gone(self) -> list[str]:
         """Hosts where an agent is gone."""
         with self._lock:
             return [*dict.fromkeys(hello["host"] for hello in self._gone.values())]
@@ -112,7 +112,7 @@ class TaskReports:
         """Whether the start is over: all commands have ended, or one has failed some time ago."""
         return self.are_idle or now >= self._over_at
 
-    def close(self) -> None:
+    def ignore_further_ends(self) -> None:
         """Hear no more: what comes now are ranks that were killed because of a failure."""
         with self._lock:
             self._is_closed = True

@@ -12,10 +12,10 @@ from cluster_ddp.agent.channel import Key, Message
 from cluster_ddp.agent.channel_server import Server
 from cluster_ddp.agent.job.restart.job_nodes import Ending, Spares
 from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.supervision import signals
+from cluster_ddp.agent.supervision.spawn import allow_many_files, spawn
+from cluster_ddp.agent.supervision.supervisor import Supervisor, status_of, wake
 from cluster_ddp.agent.task.orders import SPARE
-from cluster_ddp.agent.task.spawn import allow_many_files, spawn
-from cluster_ddp.agent.task.supervisor import Supervisor, status_of, wake
 from cluster_ddp.run.names import Env
 from cluster_ddp.run.outcome import TERM
 
@@ -23,7 +23,7 @@ from cluster_ddp.run.outcome import TERM
 _LAST_WORDS_S = 3.0
 # How long srun may take to end: after its tasks; and by TERM. Then others start beside it.
 _IN_PEACE_S, _END_S = 30.0, 0.3
-# How long after the tasks this process may get TERM, with which Slurm ends a job: it ends each step by itself.
+# Slurm ends a job by TERM to each of its steps. How much later than the tasks this process may get it.
 _TERM_S = 2.0
 # How long killed ranks may take to be gone.
 _KILLED_S = 5.0
@@ -39,7 +39,7 @@ class Tasks:
         key: the job's key.
         stays: whether the tasks' agents stay when their commands have ended, for another start.
         note_gone: is called with the spares whose agents are gone, after each event.
-        look: is called with the step's id, what sends it a signal, and what ends it; see `Job.look`.
+        look: is called with the step's id, what sends it a signal, and what ends it; see `BaseJob.look`.
     """
 
     def __init__(
@@ -55,9 +55,8 @@ class Tasks:
         self.stays, self._note_gone = stays, note_gone
         self._spares = Spares()
         self._spares_srun: int | None = None
-        self._endings: list[Ending] = []
         self._has_lost = False  # whether an agent had gone before it was told
-        self._step = self._start = -1
+        self._first_start = self._start = -1
         self._server = Server(listener, key, self._hear, self._gone, notices=stays)
 
     @property
@@ -66,24 +65,24 @@ class Tasks:
         return self._server.port
 
     def close(self) -> None:
-        """End the channel, and with it the steps beside that of the ranks: those that are left, Slurm would kill."""
+        """End the channel, and with it the step of the spares: Slurm would kill it."""
         has_lost = self._has_lost or bool(self._spares.lost)
         self._server.close()
         if self._spares_srun is not None:
-            self._endings.append(Ending(self._spares_srun))
-        for ending in [] if has_lost else self._endings:  # srun waits long for a node that is lost
-            ending.wait()
+            ending = Ending(self._spares_srun)
+            if not has_lost:  # srun waits long for a node that is lost
+                ending.wait()
 
     def start(
         self, begin: Callable[[], Supervisor], reports: TaskReports, number: int, early: Sequence[int] = ()
     ) -> None:
         """Start a step, whose first start has this number. Signals that came before are passed on."""
         self._reports = reports
-        self._step = self._start = number
+        self._first_start = self._start = number
         self._supervisor = begin()
         allow_many_files()
         for one in early:
-            self._supervisor.received(signal.Signals(one))
+            self._supervisor.pass_on(signal.Signals(one))
 
     def again(self, reports: TaskReports, env: Mapping[str, str]) -> None:
         """Let the step's agents start their commands again. See `start`."""
@@ -94,11 +93,11 @@ class Tasks:
     def wait(self) -> int:
         """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""
         self._suspensions.missed_s()  # before was none
-        status = self._supervisor.keep(self._due, until=lambda: self.stays and self._reports.is_over(time.monotonic()))
+        status = self._supervisor.wait(self._due, until=lambda: self.stays and self._reports.is_over(time.monotonic()))
         if not self._supervisor.is_running:
             self._server.drain(_LAST_WORDS_S if not self.stays else 0.0)
             return status
-        self._reports.close()
+        self._reports.ignore_further_ends()
         if not self._reports.are_idle:
             self._tell("stop")
             self._wait(_KILLED_S, idle=True)
@@ -115,12 +114,12 @@ class Tasks:
     def can_start_again(self) -> bool:
         """Whether all agents of the step wait for another start, and Slurm lets them."""
         reports = self._reports
-        waits = self._supervisor.is_running and reports.are_idle and not reports.gone_from
+        waits = self._supervisor.is_running and reports.are_idle and not reports.hosts_of_gone
         return waits and not reports.is_step_ending
 
     def end(self) -> None:
         """End the step, if it still runs: the job is over, or its next start is on other nodes."""
-        self._has_lost = bool(self._reports.gone_from)
+        self._has_lost = bool(self._reports.hosts_of_gone)
         self._tell("over")
         if not self._has_lost:
             self._wait(_IN_PEACE_S)
@@ -136,11 +135,11 @@ class Tasks:
     def examine(self, nodes: Sequence[str]) -> dict[str, str]:
         """Let spares examine themselves. Returns node -> what is wrong, for those that can't be used."""
         self._spares.ask(nodes)
-        self._server.tell("examine", step=SPARE, nodes=[*nodes])
+        self._server.tell("examine", to=SPARE, nodes=[*nodes])
         return self._spares.answers(nodes)
 
     def _tell(self, kind: str, **fields: object) -> None:
-        self._server.tell(kind, step=self._step, **fields)
+        self._server.tell(kind, to=self._first_start, **fields)
 
     def _hear(self, message: Message) -> None:
         if listener := self._listener(message, is_ours=message.get("start") == self._start):
@@ -148,7 +147,7 @@ class Tasks:
         wake()
 
     def _gone(self, hello: Message) -> None:
-        is_ours = hello.get("start") in (self._step, self._start)
+        is_ours = hello.get("start") in (self._first_start, self._start)
         if listener := self._listener(hello, is_ours=is_ours):
             listener.gone(hello)
         wake()
@@ -163,7 +162,7 @@ class Tasks:
         """Look after limits and spares. Returns the seconds until the next look."""
         look_s = float("inf")
         if self._look is not None:
-            look_s = self._look(self._reports.step_id, self._supervisor.received, self._supervisor.end)
+            look_s = self._look(self._reports.step_id, self._supervisor.pass_on, self._supervisor.end)
         if not self.stays:
             return look_s
         self._note_gone(self._spares.lost)
@@ -173,7 +172,7 @@ class Tasks:
     def _wait(self, limit_s: float, *, idle: bool = False) -> None:
         """Wait for the end of srun, or until all agents are idle, at most so many seconds."""
         deadline = time.monotonic() + limit_s
-        self._supervisor.keep(
+        self._supervisor.wait(
             lambda: deadline - time.monotonic(),
             until=lambda: time.monotonic() >= deadline or (idle and self._reports.are_idle),
         )

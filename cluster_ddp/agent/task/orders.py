@@ -15,7 +15,8 @@ from cluster_ddp import processes
 from cluster_ddp.agent import launch_env
 from cluster_ddp.agent.channel import Client, Message
 from cluster_ddp.agent.launch_options import AgentOptions
-from cluster_ddp.agent.task import python_module, signals
+from cluster_ddp.agent.supervision import signals
+from cluster_ddp.agent.task import python_module
 from cluster_ddp.errors import one_line
 from cluster_ddp.slurm.variables import node_name
 
@@ -28,14 +29,14 @@ CUT: Message = {"kind": "cut"}
 class Orders:
     """Hears the job in a thread, and calls `wake` there after each order for its step.
 
-    `step`: the number of the step's first start, or `SPARE`.
+    `to`: whom it hears orders for: the number of the step's first start, or `SPARE`.
 
     If the job's agent has ended, the job is over: Slurm ends what still runs, as it ends other jobs. If it is silent,
     this node is cut off, or the batch host: ranks may have started elsewhere, so those here must end.
     """
 
-    def __init__(self, client: Client, step: int | str, wake: Callable[[], None]) -> None:
-        self._client, self._step, self._wake = client, step, wake
+    def __init__(self, client: Client, to: int | str, wake: Callable[[], None]) -> None:
+        self._client, self._to, self._wake = client, to, wake
         self._given: collections.deque[Message] = collections.deque()
         self._changed = threading.Condition()
         client.notice()
@@ -64,7 +65,7 @@ class Orders:
                 if isinstance(error, socket.timeout) and error.errno is None:  # nothing was said for an hour
                     continue
                 order, is_over = CUT, True  # ETIMEDOUT, EHOSTUNREACH
-            if is_over or order.get("step") == self._step:
+            if is_over or order.get("to") == self._to:
                 with self._changed:
                     self._given.append(order)
                     self._changed.notify_all()

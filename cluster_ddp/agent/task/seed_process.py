@@ -19,9 +19,10 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import command_program
 from cluster_ddp.agent.launch_options import AgentOptions
-from cluster_ddp.agent.task import python_module, signals
-from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.agent.task.supervisor import say
+from cluster_ddp.agent.supervision import signals
+from cluster_ddp.agent.supervision.spawn import spawn
+from cluster_ddp.agent.supervision.supervisor import say
+from cluster_ddp.agent.task import python_module
 from cluster_ddp.errors import SpecError, one_line
 from cluster_ddp.run.files import open_own
 

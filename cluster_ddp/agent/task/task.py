@@ -21,11 +21,12 @@ from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import python_module, rank_command, signals
+from cluster_ddp.agent.supervision import signals
+from cluster_ddp.agent.supervision.supervisor import Supervisor, say, wake
+from cluster_ddp.agent.task import python_module, rank_command
 from cluster_ddp.agent.task.no_process_group import GroupCheck
 from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.agent.task.seed_process import Seed
-from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError, one_line
 from cluster_ddp.run import outcome
 from cluster_ddp.run.names import Env, File
@@ -44,13 +45,13 @@ def run(options: AgentOptions) -> int:
     else:
         env |= launch_env.of_task(options, env)
     if options.venv is None:
-        return Task(options, env).keep()
+        return Task(options, env).run()
     from cluster_ddp.agent.task import staged_env  # few tasks need it
 
     tasks = int(env["LOCAL_WORLD_SIZE"]) if options.launcher == "srun" else 1
     staged = staged_env.use(options.venv, options.command, env, tasks=tasks)
     try:
-        return Task(replace(options, command=tuple(staged.command)), staged.env).keep()
+        return Task(replace(options, command=tuple(staged.command)), staged.env).run()
     finally:
         staged_env.remove(staged)
 
@@ -74,16 +75,16 @@ class Task:
         self._got_term = False  # Slurm ends the step here: KILL follows
         self._seed = Seed(options, gives_up=lambda: self._ends_by() != 0)
 
-    def keep(self) -> int:
+    def run(self) -> int:
         """Keep the ranks, again as often as the job says, and report each end. Returns their last exit status."""
         with contextlib.closing(self._client):
             if self._options.restarts and self._client.is_connected:
-                return self._keep_for_the_job()
+                return self._run_for_the_job()
             status = self._start()
             self._seed.end()
             return status
 
-    def _keep_for_the_job(self) -> int:
+    def _run_for_the_job(self) -> int:
         """Start the ranks whenever the job says so, until it is over."""
         processes.adopt_orphans()
         self._orders = Orders(self._client, int(self._env[Env.START]), wake)
@@ -153,7 +154,7 @@ class Task:
         world_size = int(env.get("WORLD_SIZE", "1"))
         self._checks = {rank: GroupCheck(pid, rank, world_size, notes, self._client) for rank, pid in pids.items()}
         orders = self._orders
-        status = supervisor.keep(lambda: self._look(supervisor), until=lambda: orders is not None and orders.must_end)
+        status = supervisor.wait(lambda: self._look(supervisor), until=lambda: orders is not None and orders.must_end)
         if supervisor.is_running:  # the job ends this start
             supervisor.kill()
             status = outcome.KILL
@@ -218,7 +219,7 @@ class Task:
         held = [signal.SIGTERM]  # any other waits for the ranks
         supervisor = Supervisor(notes, lambda end: self._tell(end) if end.status else None, held=held)
         supervisor.start(rank, python_module.doctor(self._options.command), env)
-        status = supervisor.keep()
+        status = supervisor.wait()
         self._got_term |= supervisor.has_got_term
         return status
 

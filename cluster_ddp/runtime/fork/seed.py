@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from cluster_ddp import processes
-from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.supervision import signals
 from cluster_ddp.agent.task.seed_process import READY
 from cluster_ddp.errors import SpecError
 from cluster_ddp.run.names import SEED, Env

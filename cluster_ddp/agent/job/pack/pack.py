@@ -20,8 +20,9 @@ from cluster_ddp.agent.job import job_log, slurm_commands, srun_step
 from cluster_ddp.agent.job.pack import packed_job
 from cluster_ddp.agent.job.restart import requeue
 from cluster_ddp.agent.launch_options import AgentOptions, words
-from cluster_ddp.agent.task import signals, staged_env
-from cluster_ddp.agent.task.spawn import agent, spawn
+from cluster_ddp.agent.supervision import signals
+from cluster_ddp.agent.supervision.spawn import agent, spawn
+from cluster_ddp.agent.task import staged_env
 from cluster_ddp.errors import counted
 from cluster_ddp.run import journal, spec_file, turns
 from cluster_ddp.run.names import EXIT_STOPPED, RESTART, File, Kind, Then

@@ -86,7 +86,7 @@ class PackedJob(SlurmJob):
         """Return how a start ended: if it was ended at a limit, that counts."""
         return self._limits.judged(ended)
 
-    def left(self, ended: Outcome) -> str:
+    def why_unfinished(self, ended: Outcome) -> str:
         """Return why a requeue of the job that holds it runs it again: its parent, that job's agent, is gone."""
         if not self.is_over or ended.status == 0:
             return ""

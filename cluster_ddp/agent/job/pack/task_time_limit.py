@@ -16,7 +16,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.launch_options import AgentOptions
-from cluster_ddp.agent.task.supervisor import PATIENCE_S
+from cluster_ddp.agent.supervision.supervisor import PATIENCE_S
 from cluster_ddp.run.files import refresh
 from cluster_ddp.run.names import File
 from cluster_ddp.run.outcome import KILL, TERM, Outcome
@@ -87,7 +87,7 @@ class TaskLimits:
         )
         self._warn_at, self._kill_at = _NEVER, time.monotonic() + PATIENCE_S
         argv = ["scancel", "--signal=TERM", f"{self._env['SLURM_JOB_ID']}.{step}"]
-        instead = slurm_commands.instead_of(self._env["SLURM_JOB_ID"], self._env)
+        instead = slurm_commands.why_not_this_start(self._env["SLURM_JOB_ID"], self._env)
         if not step or instead.words or not slurm_commands.ask(argv, self._env).is_ok:
             end()
 

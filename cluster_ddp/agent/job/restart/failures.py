@@ -119,10 +119,10 @@ class History:
 
 
 class Decision(NamedTuple):
-    """What follows."""
+    """What follows a start of the ranks."""
 
     then: str
-    """What follows: one of `Then`."""
+    """One of `Then`."""
     why: str = ""
     """Why it ends, if --restarts asks for more; empty if it does not."""
     left_out: Mapping[str, Reason] = {}

@@ -38,7 +38,7 @@ BEFORE = Reason("left out before", is_at_fault=False)  # the requeue that came t
 
 
 class Nodes(NamedTuple):
-    """Nodes, in the order of the allocation: Slurm numbers ranks by it. None, if they are not known."""
+    """Nodes, in the order of the allocation: Slurm numbers ranks by it. All are empty if the nodes are not known."""
 
     allocated: tuple[str, ...] = ()
     training: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def resize(nodes: Nodes, env: Mapping[str, str]) -> str:
     Returns:
         Why Slurm refused; empty if it did not.
     """
-    instead = slurm_commands.instead_of(env["SLURM_JOB_ID"], env)
+    instead = slurm_commands.why_not_this_start(env["SLURM_JOB_ID"], env)
     if instead.words:
         return f"this start of the job is over ({instead.words})" if instead.is_ok else instead.words
     with tempfile.TemporaryDirectory(prefix="cluster_ddp-resize-") as folder:

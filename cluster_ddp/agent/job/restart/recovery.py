@@ -20,7 +20,7 @@ from cluster_ddp.slurm.variables import Variables
 
 
 class Recovery:
-    """What a job knows for its restarts. Its nodes may not be known, or need not be.
+    """What a job knows for its restarts. Its nodes are known only where a restart may choose among them.
 
     `examine` lets spares examine themselves; it returns node -> what is wrong, for those that can't be used.
     """
@@ -45,7 +45,7 @@ class Recovery:
         """With how many nodes a requeue may start."""
         self._requeues = Variables(env).requeues()
 
-    def after(self, ended: Outcome, reports: TaskReports) -> Decision:
+    def decide(self, ended: Outcome, reports: TaskReports) -> Decision:
         """Return what follows a start that failed, and note it."""
         out = {**self._new_sick(), **dict.fromkeys(filter(None, ended.lost_nodes), LOST)}  # lost, or at fault
         now = self._failed(ended, reports, out)
@@ -66,7 +66,7 @@ class Recovery:
 
     def lost(self, reports: TaskReports) -> tuple[str, ...]:
         """Return which nodes are lost: an agent is gone, and Slurm's daemon can't be reached."""
-        gone = (node for node in reports.gone_from if node in self.nodes.training)
+        gone = (node for node in reports.hosts_of_gone if node in self.nodes.training)
         return tuple(node for node in gone if not launch_env.listens(node, self._slurmd_port))
 
     def note_gone(self, spares: Sequence[str]) -> None:

@@ -89,8 +89,8 @@ class Requeue:
     Args:
         job: its label, such as "12_3".
         env: the environment of scontrol.
-        leave: nodes to exclude, in addition to those that are excluded already -> why; none, if Slurm then had too
-            few for the job.
+        leave: nodes to exclude, in addition to those that are excluded already -> why. None is excluded if Slurm
+            would then have too few for the job.
         nodes: how many nodes to ask for, if the job has given some back: 3, or 2-8.
         needed: with how many it can start.
         last: of a chain, the number of its last task, if all tasks from `job` on are meant.
@@ -153,7 +153,7 @@ class Requeue:
         """Ask until Slurm accepts it, refuses it for good, or TERM came. Returns what Slurm said; empty if accepted."""
         said = ""
         while True:
-            is_known, words = slurm_commands.instead_of(self._job, self._env, outlives_term=self._is_other)
+            is_known, words = slurm_commands.why_not_this_start(self._job, self._env, outlives_term=self._is_other)
             if is_known and words:
                 self._instead = words
                 return ""

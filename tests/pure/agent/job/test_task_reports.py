@@ -120,7 +120,7 @@ LOST = hello(1, host="node2", task="1", stays=True)
 
 
 @pytest.mark.parametrize(
-    ("messages", "gone", "are_idle", "gone_from", "statuses"),
+    ("messages", "gone", "are_idle", "hosts_of_gone", "statuses"),
     [
         ([idle(0)], [], False, [], []),
         ([idle(0), idle(1)], [], True, [], []),
@@ -131,12 +131,12 @@ LOST = hello(1, host="node2", task="1", stays=True)
     ],
 )
 def test_commands_that_have_ended_and_agents_that_are_gone(
-    messages: list[Message], gone: list[Message], are_idle: bool, gone_from: list[str], statuses: list[int]
+    messages: list[Message], gone: list[Message], are_idle: bool, hosts_of_gone: list[str], statuses: list[int]
 ) -> None:
     reports = heard(*messages, tasks=2)
     for one in gone:
         reports.gone(one)
-    assert (reports.are_idle, reports.gone_from, reports.statuses) == (are_idle, gone_from, statuses)
+    assert (reports.are_idle, reports.hosts_of_gone, reports.statuses) == (are_idle, hosts_of_gone, statuses)
     assert reports.is_over(time.monotonic()) is are_idle
 
 
@@ -174,7 +174,7 @@ def test_a_start_is_over_soon_after_a_rank_has_failed(
 
 def test_ranks_that_are_killed_because_of_a_failure_are_no_news() -> None:
     reports = heard(ended(0, 3), tasks=2)
-    reports.close()
+    reports.ignore_further_ends()
     for message in (ended(1, 137), idle(0, 3), idle(1, 137)):
         reports.hear(message)
     assert judged(reports).first == Failure(0, "node1", 3, "")

@@ -280,7 +280,7 @@ def test_what_a_start_is_known_by(job: Job, env: Mapping[str, str], over: str) -
     """In a chain, Slurm counts the requeues of one task alone. A shell of salloc has no batch host."""
     host = "login" if "ENVIRONMENT" in env else "node1"
     (job.folder / "instead").write_text(INSTEAD.format("RUNNING", 2, host))
-    answer = slurm_commands.instead_of("71", {**job.env(), **OURS, **env})
+    answer = slurm_commands.why_not_this_start("71", {**job.env(), **OURS, **env})
     assert answer == slurm_commands.CommandAnswer(True, over)
 
 

@@ -22,8 +22,8 @@ from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import spawn
-from cluster_ddp.agent.task.supervisor import Supervisor
+from cluster_ddp.agent.supervision import spawn
+from cluster_ddp.agent.supervision.supervisor import Supervisor
 from cluster_ddp.run.outcome import Outcome
 
 ENV = {"CLUSTER_DDP_START_ID": "7", "CLUSTER_DDP_SECRET": "5e" * 32, "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
@@ -64,9 +64,9 @@ def test_ranks_that_were_left_behind_are_not_heard(running: Tasks) -> None:
     old.close()
     new.say("ended", **End(1, "node1", 4)._asdict())
     new.close()
-    wait_until(lambda: reports.gone_from)
+    wait_until(lambda: reports.hosts_of_gone)
     running._server.drain(scaled(10))
-    assert reports.gone_from == ["node1"] and not reports.are_idle
+    assert reports.hosts_of_gone == ["node1"] and not reports.are_idle
     ended = reports.judge(Outcome("7", 2, "COMPLETED", 1))
     assert ended.first is not None and ended.first.rank == 1
 
@@ -78,7 +78,7 @@ def test_the_next_start_is_told_where_to_meet(running: Tasks) -> None:
         wait_until(lambda: reports.all_have_begun)
         running.again(reports, {**ENV, "CLUSTER_DDP_START": "2", "HOME": "/it's mine"})
         told = client.hear(scaled(10))
-    assert told == {"kind": "again", "step": -1, "env": {**of_start(ENV), "CLUSTER_DDP_START": "2"}}
+    assert told == {"kind": "again", "to": -1, "env": {**of_start(ENV), "CLUSTER_DDP_START": "2"}}
 
 
 @pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False)])
@@ -88,7 +88,7 @@ def test_tasks_that_term_has_ended_may_be_the_first_of_the_job(
     """Slurm ends each step by itself, the batch script last: that is no failure of the ranks."""
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(running, "_supervisor", SimpleNamespace(keep=lambda *a, **b: 0, is_running=True), raising=False)
+    monkeypatch.setattr(running, "_supervisor", SimpleNamespace(wait=lambda *a, **b: 0, is_running=True), raising=False)
     reports = TaskReports("srun", 1, tasks=1)
     running.again(reports, {**ENV, "CLUSTER_DDP_START": "0"})
     with contextlib.closing(task_of(running, 0, 0)) as client:

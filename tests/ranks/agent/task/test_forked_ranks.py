@@ -292,7 +292,7 @@ def test_a_start_that_ends_before_its_ranks_are_there(tmp_path: Path, launcher: 
         wait_until((tmp_path / "begun").exists)
         process.send_signal(number)
         wait_until(lambda: any(one["kind"] == "idle" for one in job.said), said=lambda: job.said)
-        job.server.tell("over", step=0)
+        job.server.tell("over", to=0)
         assert process.wait(timeout=scaled(LIMIT_S)) == 128 + number
         assert job.ends() == [End(0, PLACE["SLURMD_NODENAME"], 128 + number)]
 
@@ -326,7 +326,7 @@ def test_what_cannot_be_forked_starts_anew_and_that_is_said_once(tmp_path: Path,
 
 # An agent that sees to nothing until the rank that it has started has spoken, as on a busy node.
 SLOW = """from cluster_ddp.agent import __main__ as agent
-from cluster_ddp.agent.task.supervisor import Supervisor
+from cluster_ddp.agent.supervision.supervisor import Supervisor
 import time
 start = Supervisor.start
 def slow(supervisor, rank, *words, log=None, **more):

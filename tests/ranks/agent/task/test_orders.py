@@ -45,18 +45,18 @@ def test_a_command_is_stopped_and_started_again_until_the_job_is_over(tmp_path: 
     ):
         wait_until(said.exists)
         assert wait_for(job, "hello", 1)["stays"] is True
-        job.server.tell("stop", step=9)
-        job.server.tell("stop", step=0)
+        job.server.tell("stop", to=9)
+        job.server.tell("stop", to=0)
         idle = wait_for(job, "idle", 1)
         assert (idle["task"], idle["status"], idle["start"]) == ("2", 137, 0)
         assert not sleepers(said)
-        job.server.tell("again", step=9, env=AGAIN | {"MASTER_PORT": "9"})
-        job.server.tell("again", step=0, env=AGAIN)
+        job.server.tell("again", to=9, env=AGAIN | {"MASTER_PORT": "9"})
+        job.server.tell("again", to=0, env=AGAIN)
         assert wait_for(job, "hello", 2)["start"] == 1
         wait_until(lambda: len(said.read_text().splitlines()) == 2)
-        job.server.tell("stop", step=0)
+        job.server.tell("stop", to=0)
         assert wait_for(job, "idle", 2)["start"] == 1
-        job.server.tell("over", step=0)
+        job.server.tell("over", to=0)
         assert task.wait(timeout=scaled(LIMIT_S)) == 137
         assert [one.status for one in job.ends()] == [137, 137]
     assert said.read_text().splitlines()[1] == "1 node 8 7 --resume"
@@ -76,7 +76,7 @@ def test_a_command_that_runs_when_the_job_is_over_ends_by_itself(tmp_path: Path,
     ):
         wait_until((tmp_path / "begun").exists)
         if says:
-            job.server.tell("over", step=0)
+            job.server.tell("over", to=0)
         else:
             job.server.close()
         (tmp_path / "go").touch()
@@ -112,10 +112,10 @@ class Scripted(Client):
 @pytest.mark.parametrize(
     ("events", "heard", "must_end"),
     [
-        ([{"kind": "stop", "step": 3}], "stop", True),
-        ([{"kind": "again", "step": 3}], "again", False),
-        ([{"kind": "stop", "step": 2}, {"kind": "over", "step": 3}], "over", False),
-        ([TimeoutError("timed out"), {"kind": "stop", "step": 3}], "stop", True),  # a silent hour
+        ([{"kind": "stop", "to": 3}], "stop", True),
+        ([{"kind": "again", "to": 3}], "again", False),
+        ([{"kind": "stop", "to": 2}, {"kind": "over", "to": 3}], "over", False),
+        ([TimeoutError("timed out"), {"kind": "stop", "to": 3}], "stop", True),  # a silent hour
         ([TimeoutError(errno.ETIMEDOUT, "by the kernel")], "cut", True),  # others may compute in its place
         ([OSError(errno.EHOSTUNREACH, "no route")], "cut", True),
         ([ConnectionResetError("closed")], "over", False),
@@ -167,12 +167,12 @@ def test_a_spare_examines_its_node_when_it_is_asked(
         agent = spare(job)
         try:
             assert wait_for(job, "hello", 1)["spare"] is True
-            job.server.tell("examine", step=0, nodes=[HOST])
-            job.server.tell("examine", step="spare", nodes=["another"])
-            job.server.tell("examine", step="spare", nodes=[HOST])
+            job.server.tell("examine", to=0, nodes=[HOST])
+            job.server.tell("examine", to="spare", nodes=["another"])
+            job.server.tell("examine", to="spare", nodes=[HOST])
             examined = wait_for(job, "examined", 1)
             assert (examined["host"], examined["fault"], examined["spare"]) == (HOST, fault, True)
-            job.server.tell("over", step="spare")
+            job.server.tell("over", to="spare")
             assert agent.wait(timeout=scaled(LIMIT_S)) == 0
         finally:
             agent.kill()
@@ -188,6 +188,6 @@ def test_a_spare_ends_with_the_job_and_not_by_a_warning(
         wait_for(job, "hello", 1)
         for number in (*WARNINGS, signal.SIGTERM):
             agent.send_signal(number)
-        job.server.tell("examine", step="spare", nodes=[HOST])
+        job.server.tell("examine", to="spare", nodes=[HOST])
         assert wait_for(job, "examined", 1)["spare"] is True
     assert agent.wait(timeout=scaled(LIMIT_S)) == 0

@@ -83,13 +83,13 @@ class Running:
         return [pid for pid in below if processes.name(pid) == SEED]
 
     def again(self) -> None:
-        self.job.server.tell("stop", step=0)
+        self.job.server.tell("stop", to=0)
         wait_until(lambda: any(one["kind"] == "idle" for one in self.job.said), said=lambda: self.job.said)
-        self.job.server.tell("again", step=0, env=AGAIN)
+        self.job.server.tell("again", to=0, env=AGAIN)
 
     def end(self) -> tuple[str, str]:
-        self.job.server.tell("over", step=0)
-        self.job.server.tell("stop", step=0)
+        self.job.server.tell("over", to=0)
+        self.job.server.tell("stop", to=0)
         return self.task.communicate(timeout=scaled(LIMIT_S))
 
 

@@ -16,7 +16,7 @@ from tasks import PLACE, start, started
 
 from cluster_ddp import processes
 from cluster_ddp.agent.rank_end import End
-from cluster_ddp.agent.task.spawn import spawn
+from cluster_ddp.agent.supervision.spawn import spawn
 from cluster_ddp.slurm.port import candidates
 
 HOST = "node7"  # Slurm's name of the node, not the host's

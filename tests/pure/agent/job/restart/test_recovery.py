@@ -81,7 +81,7 @@ SILENT = TaskReports("srun", 2, tasks=2)
 def test_a_failed_rank_starts_again_where_it_was(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     (job.run_dir / File.PROGRESS).write_text("step-7.pt\n")
     recovery = job.recovery()
-    found = recovery.after(ended(), SILENT)
+    found = recovery.decide(ended(), SILENT)
     assert (found.then, recovery.nodes, recovery.nodes_given_back) == ("restart", NODES, None)
     assert (job.asked, job.slurm.calls("scontrol")) == ([], [])
     noted = job.noted()
@@ -93,33 +93,33 @@ def test_a_failed_rank_starts_again_where_it_was(job: Job, capfd: pytest.Capture
 
 
 def test_a_srun_that_was_killed_is_a_cause(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    assert job.recovery().after(ended(None), SILENT).then == "restart"
+    assert job.recovery().decide(ended(None), SILENT).then == "restart"
     assert " after the end of srun, which gave no reason" in capfd.readouterr().err
 
 
 def test_a_rank_that_has_waited_for_others_is_not_where_it_failed(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     reports, words = TaskReports("srun", 2, tasks=2), "Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer."
     reports.hear({"kind": "ended", **End(1, "n2", 1, words, "hang")._asdict()})
-    assert job.recovery().after(ended(Failure(1, "n2", 1, words)), reports).then == "restart"
+    assert job.recovery().decide(ended(Failure(1, "n2", 1, words)), reports).then == "restart"
     assert job.noted()[2:5] == ("", 1, words)
     assert " after rank 1: Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer; " in capfd.readouterr().err
 
 
 def test_without_restarts_nothing_is_said_or_noted(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    assert job.recovery(restarts=0).after(ended(), SILENT).then == "end"
+    assert job.recovery(restarts=0).decide(ended(), SILENT).then == "end"
     assert capfd.readouterr().err == "" and journal.failures(job.run_dir) == []
 
 
 def test_the_end_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     recovery = job.recovery(restarts=1)
-    assert [recovery.after(ended(), SILENT).then for _ in range(2)] == ["restart", "end"]
+    assert [recovery.decide(ended(), SILENT).then for _ in range(2)] == ["restart", "end"]
     assert capfd.readouterr().err.splitlines()[-1] == "error: failed twice (--restarts 1); not started again."
 
 
 def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     """Those that waited for it may have failed first. Slurm would end the job once it learns of the loss."""
     recovery = job.recovery()
-    found = recovery.after(ended(FIRST._replace(host="n1", rank=0), lost_nodes=("n2",)), SILENT)
+    found = recovery.decide(ended(FIRST._replace(host="n1", rank=0), lost_nodes=("n2",)), SILENT)
     assert (found.then, found.left_out, job.asked) == ("restart", {"n2": LOST}, [["n3"]])
     assert job.slurm.calls("scontrol") == [SHOW, SHRINK]
     assert recovery.nodes == Nodes(("n1", "n3", "n4"), ("n1", "n3"), {"n2": LOST})
@@ -132,7 +132,7 @@ def test_a_refusal_to_give_a_node_back_is_said(job: Job, capfd: pytest.CaptureFi
     """The ranks restart all the same, without the node."""
     job.slurm.command("scontrol", "[[ $1 != update ]] || { echo 'it is disabled' >&2; exit 1; }; echo JobState=RUNNING")
     recovery = job.recovery()
-    assert recovery.after(ended(lost_nodes=("n2",)), SILENT).then == "restart"
+    assert recovery.decide(ended(lost_nodes=("n2",)), SILENT).then == "restart"
     assert recovery.nodes.training == ("n1", "n3")
     assert recovery.nodes_given_back is None
     said = "warning: Slurm did not let job 71 give n2 back: it is disabled\n  It ends the job once it finds"
@@ -152,7 +152,7 @@ def test_a_spare_whose_agent_is_gone_is_left_out_and_given_back_if_it_is_lost(jo
     assert job.slurm.calls("scontrol") == shrink
     assert recovery.nodes.spares == ("n4",)
     assert [*recovery.left_behind(Decision("end"))] == ([] if is_lost else [spare])
-    recovery.after(ended(lost_nodes=("n2",)), SILENT)
+    recovery.decide(ended(lost_nodes=("n2",)), SILENT)
     assert recovery.nodes.training == ("n1", "n4")
 
 
@@ -161,7 +161,7 @@ def test_a_requeue_is_told_which_nodes_to_exclude(job: Job, others: int) -> None
     """It sees itself whether others are enough (test_requeue.py)."""
     job.others = f"seq -f n%g {others}"
     recovery = job.recovery(nodes=Nodes(("n1", "n2"), ("n1", "n2")))
-    found = recovery.after(ended(lost_nodes=("n2",)), SILENT)
+    found = recovery.decide(ended(lost_nodes=("n2",)), SILENT)
     assert (found.then, recovery.left_behind(found)) == ("requeue", {"n2": LOST.words})
 
 
@@ -173,7 +173,7 @@ def test_a_spare_that_is_found_sick_is_skipped(
     job: Job, faults: dict[str, str], then: str, training: tuple[str, ...] | None
 ) -> None:
     job.faults, recovery = faults, job.recovery()
-    found = recovery.after(ended(lost_nodes=("n2",)), SILENT)
+    found = recovery.decide(ended(lost_nodes=("n2",)), SILENT)
     assert (found.then, found.nodes and found.nodes.training) == (then, training)
     assert found.left_out == {"n2": LOST, **{node: Reason(fault) for node, fault in faults.items()}}
     assert (job.asked, job.noted().without) == ([["n3"], ["n4"]], ("n2", *faults))
@@ -183,7 +183,7 @@ def test_a_node_that_ranks_find_at_fault_is_left_out(job: Job) -> None:
     """Not those of other jobs. Whoever waited for it fails in its place."""
     recovery = job.recovery()
     (job.run_dir / File.SICK_NODES).write_text("n9 not ours\nn1 its disk\n")
-    found = recovery.after(ended(), SILENT)
+    found = recovery.decide(ended(), SILENT)
     assert (found.then, found.left_out) == ("restart", {"n1": Reason("its disk")})
     assert recovery.nodes == Nodes(NODES.allocated, ("n2", "n3"), {"n1": Reason("its disk")})
     assert (recovery.left_behind(Decision("end")), recovery.nodes_given_back) == ({"n1": "its disk"}, None)
@@ -193,7 +193,7 @@ def test_a_node_that_ranks_find_at_fault_is_left_out(job: Job) -> None:
 def test_where_slurm_makes_no_step_the_job_is_requeued(job: Job) -> None:
     """22.05 forgets the GPUs of a job that was made smaller and requeued; once more, and it has them."""
     first = Failure(None, "srun", 1, "Unable to create step for job 9")
-    assert job.recovery().after(ended(first=first), SILENT).then == "requeue"
+    assert job.recovery().decide(ended(first=first), SILENT).then == "requeue"
 
 
 def test_what_was_left_out_stays_so_after_a_requeue(job: Job) -> None:
@@ -210,9 +210,9 @@ def test_of_a_range_the_nodes_that_are_left_train_and_a_requeue_asks_for_the_ran
     """Down to MIN. Then it uses all that Slurm gives: a node that was lost may be back."""
     job.others, three = "seq -f n%g 2", ("n1", "n2", "n3")
     recovery = job.recovery(nodes=Nodes(three, three, least=2), range_="2-8")
-    assert recovery.after(ended(lost_nodes=("n2",)), SILENT).then == "restart"
+    assert recovery.decide(ended(lost_nodes=("n2",)), SILENT).then == "restart"
     assert (recovery.nodes.training, recovery.nodes_given_back, recovery.needed) == (("n1", "n3"), "2-8", 2)
-    found = recovery.after(ended(FIRST._replace(host="n3"), lost_nodes=("n3",)), SILENT)
+    found = recovery.decide(ended(FIRST._replace(host="n3"), lost_nodes=("n3",)), SILENT)
     assert (found.then, recovery.nodes.allocated, recovery.nodes_given_back) == ("requeue", ("n1",), "2-8")
     assert job.recovery(nodes=Nodes(three, three, least=2), range_="2-8", requeues=1).nodes.training == three
 
@@ -225,7 +225,7 @@ def test_failures_that_cannot_be_counted_are_at_most_the_restarts(
     """Else a job that fails each time would be requeued for ever."""
     (job.run_dir / File.JOURNAL).mkdir()
     recovery = job.recovery(restarts=2, nodes=Nodes(("n1", "n2"), ("n1", "n2")), requeues=requeues, run_dir=run_dir)
-    assert recovery.after(ended(lost_nodes=("n2",)), SILENT).then == then
+    assert recovery.decide(ended(lost_nodes=("n2",)), SILENT).then == then
     assert ("error: " in capfd.readouterr().err) is (then == "end")
 
 
@@ -237,7 +237,7 @@ def test_a_node_that_failed_twice_stays_if_the_cluster_has_no_other(job: Job, ot
     """Slurm would never start the job. If it does not answer, it may have others."""
     job.others = others
     recovery = job.recovery(nodes=Nodes(("n1", "n2"), ("n1", "n2")))
-    assert [recovery.after(ended(), SILENT).then for _ in range(2)] == ["restart", then]
+    assert [recovery.decide(ended(), SILENT).then for _ in range(2)] == ["restart", then]
     assert "--partition=gpu" in job.slurm.calls("sinfo")[0]
 
 

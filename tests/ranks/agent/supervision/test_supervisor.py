@@ -1,4 +1,4 @@
-"""agent.task.supervisor: several commands under one, in a process of its own, since it holds that one's signals."""
+"""agent.supervision.supervisor: several commands under one, in a process of its own, whose signals it holds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slowness import LIMIT_S, scaled, stays, wait_until
 from tasks import PLACE
 
 from cluster_ddp import processes
-from cluster_ddp.agent.task.supervisor import status_of
+from cluster_ddp.agent.supervision.supervisor import status_of
 from cluster_ddp.slurm.variables import node_name
 
 CODE = """import json, os, sys
 from pathlib import Path
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import supervisor as module
-from cluster_ddp.agent.task.supervisor import Supervisor
+from cluster_ddp.agent.supervision import supervisor as module
+from cluster_ddp.agent.supervision.supervisor import Supervisor
 from cluster_ddp import processes
 options = json.loads(sys.argv[1])
 module._UNTIL_TERM_S[75] = options.pop("patience_s", 1.0)
@@ -39,7 +39,7 @@ for rank, command in enumerate(commands):
 print("started", *pids, flush=True)
 until = options.pop("until", None)
 tick_s = options.pop("tick_s", 0.05)
-status = supervisor.keep(lambda: tick_s, until=lambda: until is not None and Path(until).exists())
+status = supervisor.wait(lambda: tick_s, until=lambda: until is not None and Path(until).exists())
 if supervisor.is_running:
     supervisor.kill()
 print(json.dumps([status, supervisor.has_killed, [end[:1] + end[2:] for end in ends]]))

@@ -18,7 +18,7 @@ from slowness import LIMIT_S, scaled, stays, wait_until
 from tasks import AT_ONCE, PLACE, WARNINGS, started
 
 from cluster_ddp import processes
-from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.supervision import signals
 
 IGNORING = ("--ignore-warnings",)
 
@@ -132,7 +132,7 @@ def test_the_training_behind_another_program_can_save(tmp_path: Path, around: st
 
 def test_an_agent_below_another_one_does_not_wait_before_it_passes_a_signal_on(tmp_path: Path) -> None:
     """Of the seconds between a warning and the end, torchrun would have lost one more, and fork, too."""
-    task = "from cluster_ddp.agent.task import supervisor; supervisor._PASS_ON_S = 600"
+    task = "from cluster_ddp.agent.supervision import supervisor; supervisor._PASS_ON_S = 600"
     never = f"from cluster_ddp.agent import __main__; {task}"
     command = [sys.executable, "-c", handler(signal.SIGUSR1, tmp_path / "ready")]
     agent = [sys.executable, "-c", f"{never}; __main__.run()", "task", "--", *command]

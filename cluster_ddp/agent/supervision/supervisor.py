@@ -17,9 +17,9 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.agent.rank_notes import FailureNote, Notes
-from cluster_ddp.agent.task import signals
-from cluster_ddp.agent.task.signals import PendingSignals
-from cluster_ddp.agent.task.spawn import spawn
+from cluster_ddp.agent.supervision import signals
+from cluster_ddp.agent.supervision.signals import PendingSignals
+from cluster_ddp.agent.supervision.spawn import spawn
 from cluster_ddp.run.names import EXIT_STOPPED, Env
 from cluster_ddp.slurm.variables import node_name
 
@@ -38,7 +38,7 @@ _NEVER = float("inf")
 
 
 class Supervisor:
-    """Keeps commands. From its making on, it holds the signals of this process, until it passes them on.
+    """Keeps commands. Once it is made, it holds the signals that this process gets, and passes them on in `wait`.
 
     Args:
         notes: where the ranks leave what they have to say.
@@ -113,7 +113,7 @@ class Supervisor:
         """Whether a command runs."""
         return bool(self._running)
 
-    def keep(self, tick: Callable[[], float] | None = None, *, until: Callable[[], bool] | None = None) -> int:
+    def wait(self, tick: Callable[[], float] | None = None, *, until: Callable[[], bool] | None = None) -> int:
         """Wait for the end of all commands. Returns the `status_of` those that have ended.
 
         Args:
@@ -121,7 +121,7 @@ class Supervisor:
             until: is asked after each event whether to wait no longer.
         """
         while self._early:
-            self.received(self._early.pop(0))
+            self.pass_on(self._early.pop(0))
         self._reap()
         while self._running and not (until is not None and until()):
             wait_s = _LONGEST_WAIT_S if tick is None else tick()
@@ -131,13 +131,13 @@ class Supervisor:
             missed_s = self._suspensions.missed_s(_ENDING_WAIT_S)
             self._term_at, self._kill_at = self._term_at + missed_s, self._kill_at + missed_s
             if received is not None and not signals.is_known_to_all(received):
-                self.received(signal.Signals(received.si_signo))
+                self.pass_on(signal.Signals(received.si_signo))
             self._reap()
             self._pending.deliver(self._running)
             self._end_overdue()
         return status_of(self._statuses)
 
-    def received(self, number: signal.Signals) -> None:
+    def pass_on(self, number: signal.Signals) -> None:
         """Pass a signal on to all commands: to those that Slurm may have told, too, in a second."""
         if number == signal.SIGTERM and self._on_term is not None:
             self._on_term()
@@ -157,7 +157,7 @@ class Supervisor:
         self._is_ending = True
         for pid in self._running:
             signals.send(pid, signal.SIGKILL)
-        self.keep()
+        self.wait()
 
     def _say_it_waits(self, pid: int, number: signal.Signals) -> None:
         if self._running.get(pid, 1) in (0, None):  # for all ranks
