@@ -184,7 +184,8 @@ def test_a_sites_template(place: Place) -> None:
 
 
 def test_watch_ends_as_the_job_ends(place: Place) -> None:
-    command = ("bash", "-c", "echo task $SLURM_PROCID; if ((SLURM_PROCID == 1)); then exit 7; fi")
+    both = "touch told-$SLURM_PROCID; until [ -e told-0 ] && [ -e told-1 ]; do sleep 0.1; done"  # else 1 ends 0 first
+    command = ("bash", "-c", f"echo task $SLURM_PROCID; {both}; if ((SLURM_PROCID == 1)); then exit 7; fi")
     done = place.submit("--gpus-per-node", "2", "--watch", "--", *command)
     assert done.returncode == 7, done.stdout + done.stderr
     assert "task 0\n" in done.stdout
