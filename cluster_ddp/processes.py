@@ -164,8 +164,8 @@ def identity(pid: int) -> str:
     return f"{pid} {started(pid)}"
 
 
-def end_with(other: str, number: int = signal.SIGKILL) -> None:
-    """Let a thread send this process a signal within seconds when another one ends, in whatever way.
+def end_with(other: str) -> None:
+    """Let a thread kill this process within seconds when another one ends, in whatever way.
 
     Unlike `end_with_parent`, it does not count which thread of the other process has started this one, and there may
     be processes between them. `other` is an `identity`. Nothing is done if none of that identity can be seen from
@@ -176,7 +176,7 @@ def end_with(other: str, number: int = signal.SIGKILL) -> None:
     def wait() -> None:
         while since and started(int(pid)) == since:
             time.sleep(_LOOK_S)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     if started(int(pid)) == since:
         start_thread(wait, "end-with")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp.errors import DataError, counted, exit_on_error
+from cluster_ddp.errors import DataError, SlurmError, counted, exit_on_error
 from cluster_ddp.mnist import data
 from cluster_ddp.run.files import make_dir
 from cluster_ddp.run.names import File
@@ -41,9 +41,18 @@ def main() -> int:
         arguments = ["--dataset", dataset, "--epochs", str(EPOCHS[dataset]), "--log-interval", "100"]
         if options.slurm == "sandbox":
             return _on_sandbox(arguments)
-        if commands.available():
+        if _slurm_answers():
             return _on_slurm(arguments, os.environ)
         return _on_this_machine(arguments)
+
+
+def _slurm_answers() -> bool:
+    """Whether Slurm's commands are installed and a controller answers within 10 s."""
+    try:
+        commands.run(["sinfo", "--noheader"], timeout_s=10)
+    except SlurmError:
+        return False
+    return True
 
 
 def _dataset(mnist_from: str) -> str:

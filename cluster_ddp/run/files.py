@@ -276,11 +276,11 @@ def _is_flat(value: object, deepest: int) -> bool:
     return deepest > 0 and all(_is_flat(one, deepest - 1) for one in inner)
 
 
-def tail(path: Path, size: int = 100_000) -> str:
-    """Return the last `size` bytes of a file as text; nothing if it can't be read."""
+def tail(path: Path, size: int = 100_000, *, since: int = 0) -> str:
+    """Return the last `size` bytes of a file from a place in it on, as text; nothing if it can't be read."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            file.seek(max(since, os.fstat(file.fileno()).st_size - size))
             return file.read(size).decode(errors="replace")
     except OSError:
         return ""

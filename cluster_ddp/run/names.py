@@ -1,7 +1,7 @@
 """What a submission and the ranks of its job share: environment variables, files, record kinds, an exit status.
 
-`submission` and `runtime` do not import each other. Each shared name is defined here, once. The templates get this
-module as `names`. Tests compare docs/reference/environment-variables.md and run-directory.md with it.
+`submission` and `runtime` do not import each other. Each shared name is defined here, once. Tests compare
+docs/reference/environment-variables.md and run-directory.md with it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from cluster_ddp.errors import NonFiniteError
+from cluster_ddp.runtime.checkpoint.host_copy import tensors_in
 from cluster_ddp.runtime.model.dtensor_pieces import is_sharded, local_part
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.variables import node_name
@@ -154,7 +155,7 @@ class FiniteState:
             yield from ((f"{name} {key}", [states[name][key]]) for key in keys if key in states[name])
         for name in self._optimizers:
             for number, state in states[name].get("state", {}).items():
-                yield _of_optimizer(name, number), list(_tensors(state))
+                yield _of_optimizer(name, number), [tensor for _, tensor in tensors_in(state, "")]
 
 
 def not_saved(asked: str, found: str, last_good: Path | None, hint: str) -> NonFiniteError:
@@ -166,15 +167,6 @@ def not_saved(asked: str, found: str, last_good: Path | None, hint: str) -> NonF
 
 def _of_optimizer(name: str, number: object) -> str:
     return f"{name} state of parameter {number}"
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in dictionaries and lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
 
 
 def _is_finite(tensors: list[torch.Tensor]) -> bool:

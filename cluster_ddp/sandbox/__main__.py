@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SandboxError, exit_on_error
-from cluster_ddp.sandbox import accounting, cluster, prerequisites, slurm_download
+from cluster_ddp.sandbox import accounting, cluster, daemons, prerequisites, slurm_download
 from cluster_ddp.slurm import commands
 
 PROGRAM = "cluster-ddp sandbox"
@@ -94,7 +94,7 @@ def down(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """Show a sandbox's nodes and jobs."""
     env = cluster.environment(arguments.name)
-    nodes = cluster.node_states(arguments.name)
+    nodes = daemons.node_states(env)
     if arguments.json:
         lines = commands.run(["squeue", "--noheader", "--format=%i\t%T\t%N\t%j"], env=env).splitlines()
         jobs = [dict(zip(("job", "state", "nodes", "name"), line.split("\t"))) for line in lines]

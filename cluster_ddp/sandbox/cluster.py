@@ -106,11 +106,6 @@ def environment(name: str) -> dict[str, str]:
     return environment_of(name)
 
 
-def node_states(name: str) -> dict[str, str]:
-    """Node -> its state, as sinfo prints it. Raises SandboxError if it is not up, SlurmError without an answer."""
-    return daemons.node_states(environment(name))
-
-
 def _exists(name: str) -> bool:
     """Whether any trace of a sandbox exists."""
     return (STATE_ROOT / name).exists() or bool(network.namespaces(name) or network.interfaces(name))

@@ -16,13 +16,13 @@ import argparse
 import contextlib
 import io
 import json
-import re
 import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from cluster_ddp.agent.array_values import fill_in
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli.submit import check_training
 from cluster_ddp.errors import SpecError, exit_on_error
@@ -178,10 +178,10 @@ class _Scaling:
         return ["--global-batch-size", str(batch)] if batch and not self.command else []
 
     def _filled(self, word: str, point: Point) -> str:
-        values = {"gpus": point.gpus, "nodes": point.nodes}
+        values = {"gpus": str(point.gpus), "nodes": str(point.nodes)}
         if self.arguments.global_batch:
-            values["batch"] = self.arguments.global_batch // point.gpus
-        return re.sub(r"\{(gpus|nodes|batch)\}", lambda match: str(values.get(match[1], match[0])), word)
+            values["batch"] = str(self.arguments.global_batch // point.gpus)
+        return fill_in(word, values)
 
     def _report(self) -> None:
         """Print and write what was found."""

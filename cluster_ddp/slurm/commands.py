@@ -122,15 +122,6 @@ def _hint(program: str, words: str) -> str:
     return next((hint for sign, hint in _HINTS if sign.lower() in words.lower()), generic)
 
 
-def available(env: Mapping[str, str] | None = None) -> bool:
-    """Whether Slurm's commands are installed and a controller answers within 10 s."""
-    try:
-        run(["sinfo", "--noheader"], env=env, timeout_s=10)
-    except SlurmError:
-        return False
-    return True
-
-
 def cluster_name() -> str:
     """Return the name of the cluster (ClusterName in slurm.conf); empty if Slurm does not say.
 

@@ -165,7 +165,6 @@ def _job(v: Variables) -> Fields:
         "restart_count": v.integer(*variables.RESTART_COUNT) or 0,
         "start_id": v.integer(Env.START_ID),
         "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
-        "end_time": v.integer(*variables.END_TIME),
     }
 
 

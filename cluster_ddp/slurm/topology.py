@@ -73,8 +73,6 @@ class Topology:
     """Number of GPUs that Slurm gave the step on this node; None if unknown."""
     gpus_per_task: int = 1
     """Number of GPUs that each rank drives."""
-    end_time: int | None = None
-    """When Slurm will end the job, in seconds of UNIX time; None if unknown (before Slurm 23.02)."""
 
     def __post_init__(self) -> None:
         checks: tuple[tuple[str, int, str, int | None], ...] = (

@@ -33,7 +33,6 @@ CPUS_PER_TASK = ("SLURM_CPUS_PER_TASK",)
 TRES_PER_TASK = ("SLURM_TRES_PER_TASK",)  # from 23.11 on; repeats the CPUs per task: "cpu=2", in 23.11 "cpu:2"
 GPUS_ON_NODE = ("SLURM_GPUS_ON_NODE",)  # of the step, even if each task sees only one
 DISTRIBUTION = ("SLURM_DISTRIBUTION",)
-END_TIME = ("SLURM_JOB_END_TIME",)  # from 23.02 on
 NTASKS_PER_NODE = ("SLURM_NTASKS_PER_NODE",)  # set only if that option was given
 HET_SIZE = ("SLURM_HET_SIZE",)  # parts of a heterogeneous job
 RANKS_ON_NODE = ("SLURM_GTIDS",)  # such as "2,3"

@@ -148,15 +148,6 @@ class Plan:
         asked = replace(asked, **pack_jobs.agent_options(spec))
         return render(self.for_slurm, asked, source=source, agent=shlex.quote(f"{self.folder}/{File.AGENT}"))
 
-    def explained(self, error: SpecError, fits: Callable[[JobSpec], bool]) -> SpecError:
-        """Return why the cluster can't run the job, in terms of what was asked for.
-
-        Args:
-            error: why it can't run what Slurm is asked for.
-            fits: whether it can run another specification.
-        """
-        return pack_jobs.explained(self.spec, error, fits) if self.holders else error
-
 
 def _check_function(spec: JobSpec) -> None:
     """Refuse settings that have no effect on a function."""

@@ -90,18 +90,16 @@ def templates_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "templates"
 
 
-def environment(*folders: Path) -> Environment:
-    """Return the Jinja environment: our templates, and those in `folders`, which come first."""
-    return _environment(templates_folder(), folders)
-
-
 @functools.cache
-def _environment(ours: Path, folders: tuple[Path, ...]) -> Environment:
-    """It is kept with the compiled templates: a scaling study renders many scripts. Jinja sees when a file changes."""
+def environment(*folders: Path) -> Environment:
+    """Return the Jinja environment: our templates, and those in `folders`, which come first.
+
+    It is kept with the compiled templates: a scaling study renders many scripts. Jinja sees when a file changes.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader([*folders, ours]),
+        loader=FileSystemLoader([*folders, templates_folder()]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

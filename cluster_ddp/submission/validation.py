@@ -9,7 +9,7 @@ from dataclasses import fields
 from math import ceil
 
 from cluster_ddp.agent.launch_options import AgentOptions, RankOptions
-from cluster_ddp.errors import SpecError, nearest_name
+from cluster_ddp.errors import SpecError, hours, nearest_name
 from cluster_ddp.option_form import Form, flag, form_of
 from cluster_ddp.submission.job_options import DAYS, JobOptions
 
@@ -123,9 +123,9 @@ def meant_value(name: str, value: str) -> str | None:
     if name == "mem" and (match := re.fullmatch(r"(\d+)\s*([KMGT])i?B?", value, re.IGNORECASE)):
         return match[1] + match[2].upper()
     if name == "time" and (match := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", _compact(value))):
-        days, hours, minutes, rest_s = (int(part or 0) for part in match.groups())
-        total_min = (days * 24 + hours) * 60 + minutes
-        return f"{total_min // 60}:{total_min % 60:02}:{rest_s:02}" if total_min or rest_s else None
+        days, whole_h, minutes, rest_s = (int(part or 0) for part in match.groups())
+        total_s = ((days * 24 + whole_h) * 60 + minutes) * 60 + rest_s
+        return hours(total_s) if total_s else None
     return None
 
 

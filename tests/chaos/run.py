@@ -291,8 +291,8 @@ class Run:
 
     def leftovers(self) -> list[str]:
         """Temporary files, and pieces files without a checkpoint."""
-        shards = self.run_dir.rglob(f"*{pieces_file.SUFFIX}")
-        orphans = (path for path in shards if not path.with_suffix(".pt").exists())
+        pieces = self.run_dir.rglob(f"*{pieces_file.SUFFIX}")
+        orphans = (path for path in pieces if not path.with_suffix(".pt").exists())
         return [path.name for path in (*self.run_dir.rglob("*.tmp"), *orphans)]
 
     def clean_up_after_fault(self, rng: random.Random) -> None:

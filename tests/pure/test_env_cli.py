@@ -27,7 +27,7 @@ def test_table() -> None:
 
 def test_json() -> None:
     fields = json.loads(env_door("--json", **STEP).stdout)
-    assert (fields["rank"], fields["world_size"], fields["nodes"], fields["end_time"]) == (1, 2, ["h1"], None)
+    assert (fields["rank"], fields["world_size"], fields["nodes"], fields["cpus_per_task"]) == (1, 2, ["h1"], None)
 
 
 def test_export_is_for_the_shell() -> None:

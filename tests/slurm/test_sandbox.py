@@ -23,7 +23,7 @@ from cluster import Cluster, sandbox_name, skip_without_slurm
 from slowness import LIMIT_S, scaled, wait_until
 
 from cluster_ddp.errors import ClusterDDPError, SandboxError
-from cluster_ddp.sandbox import cluster, network, prerequisites, slurm_download
+from cluster_ddp.sandbox import cluster, daemons, network, prerequisites, slurm_download
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
 
@@ -229,7 +229,7 @@ def test_it_ends_with_the_process_that_wants_it(begun: bool) -> None:
 
 def is_idle() -> bool:
     try:
-        return cluster.node_states(NAME) == {"node1": "idle"}
+        return daemons.node_states(cluster.environment(NAME)) == {"node1": "idle"}
     except ClusterDDPError:
         return False
 

@@ -137,7 +137,7 @@ def _over(folder: Path, array: str, before: Sequence[ChainLink]) -> str:
         return f"{name} has ended the training" if last.then == Then.END else ""
     if not last.trains:
         return f"{name} ended before it started its ranks"
-    said = re.search(_ENDED.format(re.escape(last.slurm_job)), job_log.tail(folder / File.JOB_LOG, _LARGEST))
+    said = re.search(_ENDED.format(re.escape(last.slurm_job)), tail(folder / File.JOB_LOG, _LARGEST))
     if said and not said[1]:
         return f"{name} was cancelled"
     two = before[-2:]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.errors import printable
+from cluster_ddp.run.files import tail
 from cluster_ddp.run.names import TO_RESUME, Env, File
 from cluster_ddp.run.outcome import Outcome
 
@@ -59,20 +60,10 @@ class Logs:
 
     def of(self, path: Path) -> str:
         """Return the end of a log; empty if it can't be read, or is no file."""
-        return tail(path, _LOG_BYTES, since=self._sizes.get(path, 0))
+        return tail(path, _LOG_BYTES, since=self._sizes.get(path, 0)).replace("\0", "")
 
 
 def _size(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.stat().st_size
     return 0
-
-
-def tail(path: Path, size: int, *, since: int = 0) -> str:
-    """Return the end of a log, so many bytes, from a place in it on; empty if it can't be read, or is no file."""
-    with contextlib.suppress(OSError):
-        if path.is_file():
-            with path.open("rb") as file:
-                file.seek(max(since, file.seek(0, os.SEEK_END) - size))
-                return file.read(size).decode(errors="replace").replace("\0", "")
-    return ""

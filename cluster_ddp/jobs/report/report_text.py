@@ -190,5 +190,5 @@ def _of_requests(found: Report) -> Iterator[str]:
     is_done = found.status.state == "COMPLETED" and not started_again
     if is_done and limit_s is not None and found.elapsed_s and found.elapsed_s <= limit_s / 4:
         less_min = max(5, math.ceil(1.5 * found.elapsed_s / 60))
-        cure = f"A shorter limit may start sooner: --time {less_min // 60}:{less_min % 60:02}:00"
+        cure = f"A shorter limit may start sooner: --time {hours(60 * less_min)}"
         yield f"Time: {hours(found.elapsed_s)} of {hours(limit_s)}. {cure}"

@@ -23,6 +23,7 @@ from cluster_ddp.submission.checks import (
     script_mistakes,
 )
 from cluster_ddp.submission.checks.job_warnings import Advice
+from cluster_ddp.submission.pack import jobs as pack_jobs
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -116,7 +117,7 @@ def _check_cluster(plan: Plan, groups: Sequence[partitions.NodeGroup]) -> list[s
     try:
         return feasibility.check(plan.for_slurm, groups)
     except SpecError as error:
-        raise plan.explained(error, fits) from error
+        raise (pack_jobs.explained(plan.spec, error, fits) if plan.holders else error) from error
 
 
 def _check_array_size(spec: JobSpec, config: str) -> None:

@@ -75,14 +75,13 @@ GOOD = {
             "SLURM_ARRAY_TASK_ID": "3",
             "SLURM_RESTART_COUNT": "2",
             "SLURM_CPUS_PER_TASK": "8",
-            "SLURM_JOB_END_TIME": "1700000000",
+            "SLURM_JOB_END_TIME": "odd",  # stop_agreement reads it, and needs none
         },
         place(
             array_job_id=70,
             array_task_id=3,
             restart_count=2,
             cpus_per_task=8,
-            end_time=1700000000,
             job_label="70_3",
         ),
     ),
