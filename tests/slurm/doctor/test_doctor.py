@@ -131,12 +131,11 @@ def _furnish(folder: Path) -> None:
     slow += "    if name == 'torch' and slow.seconds:\n        time.sleep(slow.seconds)\n        slow.seconds = 0\n"
     slow += "    return real(name, *rest, **more)\nslow.seconds = 4\nbuiltins.__import__ = slow\n"
     (folder / "slow/sitecustomize.py").write_text(slow)
-    thrice = "import builtins, sys\nreal = builtins.__import__\ndef slow(name, *rest, **more):\n"
-    thrice += "    slow.depth += 1\n    try:\n        return real(name, *rest, **more)\n    finally:\n"
-    thrice += "        slow.depth -= 1\n        torch = sys.modules.get('torch')\n"
-    thrice += "        if torch and not slow.depth and not slow.mm:\n            slow.mm = torch.mm\n"
-    thrice += "            torch.mm = lambda a, b: [slow.mm(a, b) for _ in range(3)][0]\n"
-    thrice += "slow.depth, slow.mm = 0, None\nbuiltins.__import__ = slow\n"
+    thrice = "import builtins, sys\nreal, mm = builtins.__import__, []\ndef slow(name, *rest, **more):\n"
+    thrice += "    found, torch = real(name, *rest, **more), sys.modules.get('torch')\n"
+    thrice += "    if torch and not mm and not torch.__spec__._initializing:\n        mm.append(torch.mm)\n"
+    thrice += "        torch.mm = lambda a, b: [mm[0](a, b) for _ in range(3)][0]\n"
+    thrice += "    return found\nbuiltins.__import__ = slow\n"
     (folder / "thrice/sitecustomize.py").write_text(thrice)
     (folder / "ahead/sitecustomize.py").write_text("import time\nt = time.time\ntime.time = lambda: t() + 60\n")
 
