@@ -82,7 +82,7 @@ def of_saves(options: argparse.Namespace, width: int, what: str) -> list[Figure]
         return Figure(what=name, values=values, unit="s", ratios=ratios, peer=peer, at_most=at_most)
 
     return [
-        against(f"{what}: a save blocks for", ours, "copy", "one copy of the shard in memory", 1.3),
+        against(f"{what}: a save blocks for", ours, "copy", "one copy of the pieces in memory", 1.3),
         against("…", ours, "blocked by DCP", "DCP's save", 0.2),
         against("…", ours, "blocked by DCP async", "DCP's async_save"),
         against(f"{what}: a load, without the digest", load, "load by DCP", "DCP's load", 1.5),

@@ -115,7 +115,7 @@ def run_dir(options: AgentOptions, label: str) -> Path | None:
 
 def common(options: AgentOptions, folder: Path | None) -> dict[str, str]:
     """Return the variables that a job has everywhere."""
-    values = {Env.SECRET: os.urandom(32).hex()}  # by which the ranks of this start recognise each other
+    values = {Env.SECRET: os.urandom(32).hex()}  # by which the job's ranks recognise each other
     # Else a vocabulary from set(words) has another order in each rank, and after each restart.
     values |= {"PYTHONHASHSEED": "0"} if "PYTHONHASHSEED" not in os.environ else {}
     if folder is not None:

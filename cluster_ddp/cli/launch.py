@@ -176,7 +176,7 @@ def _start_frozen(job: BaseJob) -> None:
 
 
 def preview(job: BaseJob) -> str:
-    """Return what would be started, and the variables of rank 0. The secret is made at each start, and never shown."""
+    """Return what would be started, and the variables of rank 0; never the secret, which a job makes as it begins."""
     nodes, each = job.size.nodes, job.size.ranks_per_node
     where = "" if nodes == 1 else f" on {counted(nodes, 'node')}, {each} on each"
     place = {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", **job.added}

@@ -40,7 +40,7 @@ _BLOCK_BYTES = 1 << 20
 def take_over(run_dir: Path, job: str, start: int, *, logs: Iterable[Path] = ()) -> None:
     """Give the run directory to a start of the job. Call it before each step that starts ranks.
 
-    A restart in the step that runs needs it not: its agents have ended all ranks of the start before.
+    A restart in the step that runs does not need it: its agents have ended all ranks of the start before.
 
     A run directory that another job has locked last stays as it is, but for `.start` and the logs.
 

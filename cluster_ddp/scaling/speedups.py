@@ -56,7 +56,7 @@ def rows(measured: Mapping[Point, Measured], points: Sequence[Point], *, weak: b
     for count in sorted({point.gpus for point in points}):
         of_count = [point for point in points if point.gpus == count]
         found.append(_row(of_count[0], [measured[point] for point in of_count if point in measured]))
-    work = rates(found, weak=weak)
+    work = _rates(found, weak=weak)
     per_gpu = next((rate / gpus for gpus, rate in work.items()), None)
     for at, row in enumerate(found):
         if per_gpu and row.gpus in work:
@@ -118,8 +118,8 @@ def as_csv(found: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def rates(found: Sequence[Row], *, weak: bool) -> dict[int, float]:
-    """Return number of GPUs -> work per second, ascending; without what was not measured.
+def _rates(found: Sequence[Row], *, weak: bool) -> dict[int, float]:
+    """Number of GPUs -> work per second, ascending; without what was not measured.
 
     Work is samples. If only times are known, it is jobs; if these are `weak`, each with the work of its GPUs.
     """

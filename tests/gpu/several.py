@@ -77,7 +77,7 @@ def a_sharded_training_resumes_to_the_bit(lab: Lab, *, strategy: str, offload: b
     assert all(abs(one - other) < 1e-3 * one for one, other in zip(of_ddp, of_shards, strict=True)), stopped["norms"]
     assert 5 <= resumed["resumed_at"] < 40, resumed
     assert resumed["resumed"] == stopped["whole"], (stopped, resumed)
-    if lab.on_gpu("a shard's copy in pinned memory"):
+    if lab.on_gpu("a copy of pieces in pinned memory"):
         assert resumed["is_pinned"], resumed
 
 

@@ -15,7 +15,6 @@ from idx_writer import idx
 from ranks import job_ids, run_ranks, slurm_step
 
 from cluster_ddp.mnist import data
-from cluster_ddp.mnist.data import IDX_FILES, raw_folder
 
 pytestmark = pytest.mark.full
 
@@ -29,11 +28,11 @@ HANGS_S = 3000.0  # all tests share the cores: ten times what an epoch of MNIST 
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packaged digits, as many as fill their batches, in MNIST's files."""
     data_dir = tmp_path_factory.mktemp("digits")
-    raw_folder(data_dir).mkdir(parents=True)
+    data.raw_folder(data_dir).mkdir(parents=True)
     tensors = [tensor for part in data.load("digits", data_dir) for tensor in part.tensors]
-    for idx_file, tensor in zip(IDX_FILES, tensors):
+    for idx_file, tensor in zip(data.IDX_FILES, tensors):
         sizes = [min(len(tensor), TRAINING_IMAGES), *tensor.shape[1:]]
-        (raw_folder(data_dir) / idx_file.name).write_bytes(
+        (data.raw_folder(data_dir) / idx_file.name).write_bytes(
             idx(sizes, tensor[: sizes[0]].to(torch.uint8).numpy().tobytes())
         )
     return data_dir

@@ -161,7 +161,7 @@ class SlurmJob(BaseJob):
         return os.getppid() != self._script
 
     def why_superseded(self) -> str:
-        """Why Slurm has this start of the job for over. See `BaseJob`."""
+        """Why Slurm considers this start of the job over. See `BaseJob`."""
         if self.is_over:
             return requeue.SCRIPT_ENDED
         found = slurm_commands.why_not_this_start(self.env["SLURM_JOB_ID"], self.env)

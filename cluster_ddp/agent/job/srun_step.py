@@ -33,7 +33,7 @@ class On(NamedTuple):
     is_beside: bool = False
     """Whether another step may still hold the job's CPUs, GPUs and memory."""
     is_first: bool = True
-    """Whether no step of this process was before it: with `--doctor` its nodes are examined."""
+    """Whether it is the first since the job began or was requeued: with `--doctor` its nodes are examined."""
 
     def of(self, size: Shape) -> Shape:
         """Return the shape of a job, as it is on these nodes."""

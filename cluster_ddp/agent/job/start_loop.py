@@ -102,7 +102,7 @@ class BaseJob:
         return False
 
     def why_superseded(self) -> str:
-        """Why Slurm, which is asked, has this start of the job for over; empty if not, or if it does not answer."""
+        """Why Slurm, which is asked, considers this start of the job over; empty if not, or if it does not answer."""
         return ""
 
 
@@ -127,7 +127,7 @@ class Starts:
         self._on = On(self.recovery.nodes.training)
         """Where the next one begins."""
         self._is_in_step = False  # whether it does so in the step that runs
-        self._left_logs: list[Path] = []  # of tasks that nobody can end
+        self._left_logs: list[Path] = []  # of ranks that nobody can end
 
     @property
     def has_killed(self) -> bool:

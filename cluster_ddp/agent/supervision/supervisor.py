@@ -217,7 +217,7 @@ def status_of(statuses: Sequence[int]) -> int:
 
 
 def wake() -> None:
-    """Let a `keep` in the main thread look now at its `until` and `tick`. Call it in another thread."""
+    """Let a `wait` in the main thread look now at its `until` and `tick`. Call it in another thread."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGCHLD)
 
 

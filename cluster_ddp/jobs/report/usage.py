@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.run.files import each_json_line, number
+from cluster_ddp.run.files import each_json_line, json_lines, number
 from cluster_ddp.run.names import File
 
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -111,7 +111,9 @@ def records(run_dir: Path, **limit: Any) -> Iterable[dict[str, Any]]:
 
 def newest(run_dir: Path) -> list[str]:
     """Return how busy the nodes were in their last ten seconds, in words: their GPUs, or without GPUs their CPUs."""
-    last = [*{record["node"]: record for record in records(run_dir, last_bytes=_TAIL_BYTES)}.values()]
+    last = []
+    for path in run_dir.glob(File.USAGE.format("*")):
+        last += [*filter(_is_whole, json_lines(path, last_bytes=_TAIL_BYTES))][-1:]
     times_s = [number(record.get("time")) or 0.0 for record in last]
     now_s = max(times_s, default=0.0)  # a start before may have had more nodes
     last = [record for record, time_s in zip(last, times_s) if time_s > now_s - _STALE_S]

@@ -238,7 +238,7 @@ def test_a_training_that_runs_shows_how_far_it_is(
     use = '{"time": %d, "node": "n%d", "seconds": 10, "cpus": 4, "cpu": 0.5, "gpus": [{"utilization": %s}]}\n'
     (tmp_path / "usage-0.jsonl").write_text(use % (150, 1, 0.0) + use % (160, 1, 0.9))
     (tmp_path / "usage-1.jsonl").write_text(use % (158, 2, 0.7))
-    (tmp_path / "usage-2.jsonl").write_text(use % (45, 3, 0.1))  # the start before had three nodes
+    (tmp_path / "usage-2.jsonl").write_text(use % (45, 2, 0.1))  # it was the third node of the start before
     shown: list[str] = []
     story = Story([[status(state)] for state in ["PENDING", *seen, "COMPLETED"]])
     one = Job(id="12", run_dir=tmp_path, ranks=2, scheduler=story)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests.helpers.slowness import LIMIT_S
+from slowness import LIMIT_S, scaled
 
 STEP = """
 import sys
@@ -26,6 +26,8 @@ print(len(set(sys.modules) - before))
 def test_a_step_of_ddp_imports_next_to_nothing() -> None:
     """It took 886 modules, 2 s of a core, while the other ranks waited."""
     env = {**os.environ, "PYTHONPATH": ""}  # without `every_python`, which leaves the tracer out
-    done = subprocess.run([sys.executable, "-c", STEP], env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [sys.executable, "-c", STEP], env=env, capture_output=True, text=True, timeout=scaled(LIMIT_S)
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 20, done.stdout

@@ -23,7 +23,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from cluster_ddp.mnist import data
-from cluster_ddp.mnist.data import IdxFile, raw_folder
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 
@@ -36,7 +35,7 @@ def script(monkeypatch: pytest.MonkeyPatch):
     spec = importlib.util.spec_from_file_location("download_data", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    idx_files = tuple(IdxFile(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in CONTENTS.items())
+    idx_files = tuple(data.IdxFile(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in CONTENTS.items())
     monkeypatch.setattr(module, "IDX_FILES", idx_files)
     monkeypatch.setattr(module, "MIRRORS", ())
     return module
@@ -62,7 +61,7 @@ def mirror(tmp_path: Path) -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 def assert_complete(data_dir: Path) -> None:
-    assert {path.name: path.read_bytes() for path in raw_folder(data_dir).iterdir()} == CONTENTS
+    assert {path.name: path.read_bytes() for path in data.raw_folder(data_dir).iterdir()} == CONTENTS
 
 
 def dead_url() -> str:
@@ -79,7 +78,7 @@ def test_downloads_what_is_missing_and_nothing_twice(script, mirror, tmp_path: P
     assert len(mirror.requests) == 4
     assert script.main(arguments) == 0
     assert len(mirror.requests) == 4
-    (raw_folder(tmp_path / "it's data") / "file-2").write_bytes(b"damaged")
+    (data.raw_folder(tmp_path / "it's data") / "file-2").write_bytes(b"damaged")
     assert script.main(arguments) == 0
     assert mirror.requests[4:] == ["/file-2.gz"]
     assert_complete(tmp_path / "it's data")
@@ -99,7 +98,7 @@ def test_a_damaged_download_is_never_put_in_place(script, mirror, tmp_path: Path
     with pytest.raises(SystemExit) as caught:
         script.main(["--data-dir", str(tmp_path / "d"), "--mirror", mirror.url])
     assert caught.value.code == 2
-    assert [path.name for path in raw_folder(tmp_path / "d").iterdir()] == ["file-0"]
+    assert [path.name for path in data.raw_folder(tmp_path / "d").iterdir()] == ["file-0"]
     message = capsys.readouterr().err
     assert "file-1.gz: file-1" in message
     assert "--from FOLDER" in message
@@ -165,7 +164,7 @@ def test_a_server_can_fill_no_disk_and_keep_nobody_waiting(
             script.main(["--data-dir", str(tmp_path / "d"), *mirror])
         server.shutdown()
     assert found in capsys.readouterr().err
-    assert not list(raw_folder(tmp_path / "d").iterdir())
+    assert not list(data.raw_folder(tmp_path / "d").iterdir())
 
 
 def test_offline_it_says_how_to_bring_the_files(script, tmp_path: Path, capsys) -> None:

@@ -198,7 +198,7 @@ def _refuse(complaints: Iterable[str | None]) -> None:
 
 
 def _refuse_gaps(saved: Mapping[str, Any], folder: Path, files: Files) -> None:
-    """Raise UnusableError unless the pieces in pieces files are all of each sharded tensor of a checkpoint."""
+    """Raise UnusableError unless a checkpoint's pieces files have all of each sharded tensor."""
     wholes = {name: tensor for name, tensor in tensors_in(saved["parts"], PARTS) if tensor.is_meta}
     found: Counter[str] = Counter()
     for file in files:

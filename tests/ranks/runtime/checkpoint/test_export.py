@@ -120,7 +120,7 @@ def test_all_bits_arrive(runs: Path, source: str, tmp_path: Path, capsys: pytest
     assert same(weights, expected["model"])
     torch.save({name: value.clone() for name, value in weights.items()}, tmp_path / "alone.pt")
     sizes = [(tmp_path / name).stat().st_size for name in ("model.pt", "alone.pt")]
-    assert abs(sizes[0] - sizes[1]) < 500, "the model's part of the shards alone"
+    assert abs(sizes[0] - sizes[1]) < 500, "the model's part of the pieces alone"
     model = Net()
     model.load_state_dict(weights)
     assert model.head.weight is model.embed.weight and same(model.state_dict(), expected["model"])
@@ -216,8 +216,8 @@ def test_refusals(
     (tmp_path / "there").mkdir()
     if name == "damaged":
         shutil.copytree(runs / "fsdp", tmp_path / "damaged", ignore=shutil.ignore_patterns("big"))
-        shard = next((tmp_path / "damaged").glob("checkpoints/*.pieces/rank-1-*"))
-        shard.write_bytes(shard.read_bytes()[:-70] + bytes(70))
+        pieces = next((tmp_path / "damaged").glob("checkpoints/*.pieces/rank-1-*"))
+        pieces.write_bytes(pieces.read_bytes()[:-70] + bytes(70))
     if name == "no library":
         monkeypatch.setitem(sys.modules, "safetensors", None)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}

@@ -38,12 +38,12 @@ def private(folder: Path) -> Path:
 
 def save(token: str) -> ShardedSave:
     values = torch.zeros(4)
-    shard = LocalPieces({"a": Piece((0,), 0, values)}, {"a": values.shape}, values.view(torch.uint8))
+    local = LocalPieces({"a": Piece((0,), 0, values)}, {"a": values.shape}, values.view(torch.uint8))
     world: Any = SimpleNamespace(rank=0, is_main=True)
-    return ShardedSave(world, shard, [0], token, lambda names: None)
+    return ShardedSave(world, local, [0], token, lambda names: None)
 
 
-def test_nothing_that_a_link_in_place_of_shards_leads_to_is_changed(tmp_path: Path) -> None:
+def test_nothing_that_a_link_in_place_of_pieces_leads_to_is_changed(tmp_path: Path) -> None:
     precious, checkpoint = private(tmp_path / "precious"), tmp_path / "checkpoints" / "step-00000060.pt"
     checkpoint.parent.mkdir()
     pieces_file.folder_of(checkpoint).symlink_to(precious)
@@ -54,7 +54,7 @@ def test_nothing_that_a_link_in_place_of_shards_leads_to_is_changed(tmp_path: Pa
     assert sorted(path.name for path in precious.iterdir()) == sorted(OTHERS)
 
 
-def test_of_a_folder_of_shards_only_those_are_removed(tmp_path: Path) -> None:
+def test_of_a_folder_of_pieces_only_those_are_removed(tmp_path: Path) -> None:
     checkpoint = tmp_path / "step-00000060.pt"
     for number in (1, 2):
         save(f"aa-{number}").write(checkpoint, STATE)

@@ -256,12 +256,12 @@ def fail_on_rank_1() -> None:
         training = Training(world, "fsdp", run_dir=run, every="1steps", keep=2)
         checkpoint, write, is_odd = training.checkpoint, pieces_file.write, world.rank == 1
 
-        def broken(path: Path, shard: Any) -> dict[str, Any]:
+        def broken(path: Path, local: Any) -> dict[str, Any]:
             if is_odd and checkpoint.steps == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
             if is_odd and checkpoint.steps in (3, 4):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return write(path, shard)
+            return write(path, local)
 
         pieces_file.write = broken
         for step in training.steps():
@@ -297,14 +297,14 @@ def fail_at_the_end() -> None:
         odd = Odd()
         training = Training(world, "fsdp", run_dir=run, every="1steps", odd=odd)
 
-        def broken(path: Path, shard: Any) -> dict[str, Any]:
+        def broken(path: Path, local: Any) -> dict[str, Any]:
             step, last = path.parent.stem.removeprefix("step-000000"), {"04": 2, "11": 1 - world.rank, "12": 3}
             tries[step] += 1
             if step == "11" and world.rank == 1:
                 time.sleep(3.0)
             if tries[step] <= last.get(step, 0) * (step != "12" or world.rank):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return write(path, shard)
+            return write(path, local)
 
         pieces_file.write = broken
         for step in training.steps():

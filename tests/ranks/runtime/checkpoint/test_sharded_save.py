@@ -47,7 +47,7 @@ def write(
 ) -> bool:
     """One rank's part of a save of a tensor of 60 elements, of which each has half. Returns whether it was killed."""
     values = torch.full((30,), float(step))
-    shard = LocalPieces({NAME: Piece((30 * rank,), 0, values)}, {NAME: torch.Size([60])}, values.view(torch.uint8))
+    local = LocalPieces({NAME: Piece((30 * rank,), 0, values)}, {NAME: torch.Size([60])}, values.view(torch.uint8))
     world: Any = SimpleNamespace(rank=rank, is_main=rank == 0)
     state = {"position": {"steps": step}, "parts": {"model": {"weight": values}}, "ranks": [step]}
     folder = CheckpointFolder(path, keep=1)
@@ -57,7 +57,7 @@ def write(
         patch.setattr(process_group, "ranks_store", store)
         patch.setattr(os, "fsync", lambda descriptor: None)  # it takes long, and this machine does not fail
         Kill(killed_at).install(patch)
-        save = ShardedSave(world, shard, [0, 1], f"{step:08}", refused)
+        save = ShardedSave(world, local, [0, 1], f"{step:08}", refused)
         try:
             folder._carry_out(path / f"step-{step:08}.pt", state, lambda: None, save, None)
         except KilledError:
@@ -110,7 +110,7 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, killed: int, step: int) 
     assert point > 20 and found == step
 
 
-def test_rank_0_of_an_older_start_removes_no_shard_of_a_newer_one(
+def test_rank_0_of_an_older_start_removes_no_pieces_of_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has just written its checkpoint when its node is cut off; the newer start saves under the same name."""

@@ -207,12 +207,12 @@ def publish(run_dir: Path) -> None:
         made.write(b"the older start's\n")
 
 
-def publish_shard(run_dir: Path) -> None:
+def publish_pieces(run_dir: Path) -> None:
     with fenced_writes.atomic_write(run_dir / "checkpoints" / "step.pieces" / "rank-1.pt") as made:
         made.write(b"the older start's\n")
 
 
-AMID = [(append, 1), (append, 2), (empty, 1), (empty, 2), (publish, 1), (publish_shard, 1)]
+AMID = [(append, 1), (append, 2), (empty, 1), (empty, 2), (publish, 1), (publish_pieces, 1)]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
