@@ -64,7 +64,7 @@ def test_tuples_that_other_threads_make_meanwhile() -> None:
     try:
         for thread in threads:
             thread.start()
-        for _ in range(100):
+        for _ in range(30):
             objects_of(Thing)
     finally:
         is_over.set()

@@ -625,7 +625,13 @@ UNUSABLE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", UNUSABLE)
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(one, marks=() if one in ("directory", "no step", "malicious") else pytest.mark.full)
+        for one in UNUSABLE
+    ],
+)
 def test_one_that_cannot_be_used_costs_the_steps_since_the_one_before(
     world: World, tmp_path: Path, whole: dict[int, Run], said: pytest.LogCaptureFixture, what: str
 ) -> None:
