@@ -43,9 +43,7 @@ def normalise(images: torch.Tensor, labels: torch.Tensor, *, mean: float, std: f
 
     On the CPU the bits are those of torchvision's ToTensor and Normalize.
     """
-    import torch
-
-    return images.unsqueeze(1).to(torch.float32).div_(255).sub_(mean).div_(std), labels
+    return images.unsqueeze(1).float().div_(255).sub_(mean).div_(std), labels
 
 
 def shards(config: TrainConfig, batch_size: int, world: World) -> tuple[Shard, Shard]:

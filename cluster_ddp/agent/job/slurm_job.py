@@ -188,12 +188,8 @@ class SlurmJob(BaseJob):
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
-        if (
-            ended.status
-            and not self.is_over
-            and (self.chain_number is not None or not why)
-            and (superseded := self.why_superseded())
-        ):
+        must_ask = ended.status and not self.is_over and (self.chain_number is not None or not why)
+        if must_ask and (superseded := self.why_superseded()):
             job_log.say(superseded)
             return True  # the run directory is that start's
         if ended.state == "STOPPED":

@@ -70,6 +70,7 @@ def test_times_are_compared_where_nothing_else_is_known() -> None:
     found = {point: Measured(samples_per_s=None, seconds={1: 100.0, 4: 50.0}[point.gpus]) for point in all_points}
     assert [row.speedup for row in speedups.rows(found, all_points, weak=False)] == [1, 2]
     assert [row.efficiency for row in speedups.rows(found, all_points, weak=True)] == [1, 2]
+    assert speedups._rates(speedups.rows(found, all_points, weak=False), weak=False) == {1: 0.01, 4: 0.02}
 
 
 def test_gpu_hours_of_an_epoch() -> None:

@@ -70,3 +70,8 @@ def test_a_folder_without_mnist_is_named(scripts: ModuleType, tmp_path: Path, ca
     """Not passed over in silence: the user gave it."""
     assert scripts._dataset(str(tmp_path)) == "digits"
     assert f"from {tmp_path}:\n  neither train-images-idx3-ubyte nor" in capsys.readouterr().out
+
+
+def test_without_slurms_commands_nobody_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not demo._slurm_answers()
