@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import ceil
 from typing import Any
 
 from cluster_ddp.errors import SpecError
@@ -17,7 +18,10 @@ from cluster_ddp.run.names import TRACKERS
 
 PATH = {"pattern": r"[^\x00-\x1f\x7f]+", "legal": "a path without line breaks", "metavar": "PATH"}
 """The form of a path."""
+SIZE = {"pattern": r"\d+[KMGT]?", "legal": "a size such as 32G (per node; units K, M, G, T)"}
+"""The form of a size of memory, as sbatch takes it."""
 _AN_IMAGE = {"container": "image.sif"}
+_MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
 def passed_on(program: str, example: str) -> dict[str, Any]:
@@ -53,6 +57,9 @@ class RankOptions:
     hang_restart_s: int = option(0, needs={"restarts": 3}, hint="for a minute: --hang-restart-s 60")
     """Seconds after the warning of a hang (--hang-warning-s) until all ranks start again without a node that does not
     answer. It needs `restarts`. 0: not before the collective timeout."""
+    max_mem: str | None = option(None, **SIZE, needs={"restarts": 3}, hint="for 128 GiB: --max-mem 128G")
+    """On Slurm, with --mem: if a process is killed for memory, requeue the job with 1.5 times as much, up to this.
+    That counts as none of the `restarts`, which it needs."""
     restart_args: str = option(
         "",
         pattern=r"[^\x00-\x1f\x7f]*",
@@ -188,6 +195,12 @@ def _value(kind: str, text: str) -> Any:
     if kind.startswith("int"):
         return int(text)
     return json.loads(text) if kind.startswith("Mapping") else text
+
+
+def mebibytes(mem: str) -> int:
+    """Return a size as --mem takes it, such as 32G or 500 (MiB), in MiB, rounded up."""
+    digits = mem.rstrip("KMGT")
+    return ceil(int(digits) * _MIB[mem[len(digits) :] or "M"])
 
 
 def node_range(text: str) -> tuple[int, int]:

@@ -25,6 +25,8 @@ class End(NamedTuple):
     """Whether it has noted that it was stopped in time."""
     step: int | None = None
     """Number of steps of the training that were done, as it has noted itself; None if unknown."""
+    micro_batch: int | None = None
+    """As it has noted itself: see `FailureNote`."""
 
     @property
     def is_consequence(self) -> bool:

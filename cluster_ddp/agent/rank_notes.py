@@ -1,6 +1,6 @@
 """What a rank leaves for the process that started it, its supervisor: files in a folder on their node.
 
-failed-RANK   {"words": "ValueError: x", "kind": "program", "step": 120}
+failed-RANK   {"words": "ValueError: x", "kind": "program", "step": 120, "micro_batch": null}
 stopped-RANK  {}: it was stopped in time; launchers may hide its exit status
 joined-RANK   {}: its process group is up
 
@@ -42,17 +42,19 @@ class FailureNote(NamedTuple):
     """One of `Kind`; empty if unknown."""
     step: int | None = None
     """Number of steps of the training that were done; None if unknown."""
+    micro_batch: int | None = None
+    """Number of samples in its batch, if the memory of its GPU was too small, and an update may have more batches."""
 
 
-def failed(env: Mapping[str, str], rank: int | str, words: str, *, kind: str = "", step: int | None = None) -> None:
+def failed(env: Mapping[str, str], rank: int | str, note: FailureNote) -> None:
     """Note why a rank failed. If that can't be written, nothing is said: the error itself is printed.
 
     Args:
         env: an environment, such as os.environ; without `Env.NOTES` there, nothing is done.
         rank: the rank.
-        words, kind, step: see `FailureNote`.
+        note: why.
     """
-    _write(env, f"failed-{rank}", FailureNote(one_line(words), kind, step)._asdict())
+    _write(env, f"failed-{rank}", note._replace(words=one_line(note.words))._asdict())
 
 
 def stopped(env: Mapping[str, str], rank: int | str) -> None:
@@ -140,8 +142,8 @@ class Notes:
         """Return why a rank failed; None if it left no such note."""
         try:
             note = json.loads(read_regular(self._folder / f"failed-{rank}", _BYTES))
-            words, kind, step = one_line(str(note["words"])), one_line(str(note["kind"])), note.get("step")
-            return FailureNote(words, kind, step if type(step) is int else None)
+            words, kind = one_line(str(note["words"])), one_line(str(note["kind"]))
+            return FailureNote(words, kind, *(_whole(note.get(name)) for name in ("step", "micro_batch")))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
@@ -155,6 +157,10 @@ class Notes:
 
     def _has(self, kind: str, rank: int) -> bool:
         return os.path.lexists(self._folder / f"{kind}-{rank}")
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None
 
 
 def _write(env: Mapping[str, str], name: str, note: Mapping[str, Any]) -> None:

@@ -24,6 +24,9 @@ _OF_COMMUNICATION = re.compile(r"Connection|Timeout|Dist[A-Z]|Rendezvous")
 # What a RuntimeError says, which torch raises for all.
 _SAYS_GPU = re.compile(r"\b(CUDA|HIP|CUDNN|CUBLAS|NVML|ECC|NCCL|RCCL)", re.IGNORECASE)
 _SAYS_COMMUNICATION = re.compile(r"\b(gloo|peer|connections?|refused|timed out|worker \(pid)", re.IGNORECASE)
+# Errors of CUDA (cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable) and NVML (NVML_ERROR_GPU_IS_LOST) that no
+# program causes, and no other process on a healthy GPU.
+_GPU_HARDWARE = re.compile(r"uncorrectable (ECC|NVLink) error|GPU is lost|fallen off the bus", re.IGNORECASE)
 _GPU_MEMORY = re.compile(r"\b(CUDA|HIP)\b.*\bout of memory", re.IGNORECASE)
 _OF_PROGRAM = {"ArithmeticError", "AssertionError", "AttributeError", "LookupError", "TypeError", "ValueError"}
 _ASSERT = "device-side assert"  # in a kernel: such as an index that is too large
@@ -67,6 +70,8 @@ def _kind(classes: Sequence[str], text: str) -> str:
         return Kind.GPU_MEMORY
     if any(map(_OF_RANKS.fullmatch, classes)) and any(words in text.lower() for words in PEER_IS_GONE):
         return Kind.PEER
+    if is_torchs and _GPU_HARDWARE.search(text):
+        return Kind.GPU_HARDWARE
     said = text if name == "RuntimeError" else ""
     if _OF_GPUS.search(name) or _SAYS_GPU.search(said):
         return Kind.GPU

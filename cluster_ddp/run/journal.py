@@ -123,6 +123,12 @@ def failures(run_dir: Path, job: str | None = None) -> list[Failed]:
     return [one.failed for one in last if one.failed is not None]
 
 
+def micro_batch(run_dir: Path) -> int | None:
+    """Return the most samples of a rank in a batch that the memory of its GPU may hold; None if that is not known."""
+    found = [one.failed.micro_batch for one in starts(run_dir) if one.failed is not None]
+    return min((most for most in found if most is not None), default=None)
+
+
 def _begun(job: str, record: Mapping[str, Any]) -> Start:
     nodes, training, gpus = (
         value if is_count(value := record.get(name)) else None for name in ("nodes", "training", "gpus")
@@ -168,6 +174,8 @@ def _failed(ended: Outcome, record: Mapping[str, Any]) -> Failed:
         then=ended.then,
         without=tuple(one for one in without if isinstance(one, str) and one) if isinstance(without, list) else (),
         suspended=record.get("suspended") is True,
+        micro_batch=_whole(record.get("micro_batch")) or None,
+        mem_mb=_whole(record.get("mem_mb")) or None,
     )
 
 

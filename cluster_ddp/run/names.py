@@ -58,6 +58,8 @@ class Env:
     """Which start of its ranks this is, of all in the run directory: a number that no other start has."""
     CHAIN: Final = "CLUSTER_DDP_CHAIN"
     """In a chain of jobs (`--chain`): the id of its array. For the run directory, they are one job of this id."""
+    MICRO_BATCH: Final = "CLUSTER_DDP_MICRO_BATCH"
+    """Most samples of a rank in one batch of an update (`global_batch`): GPU memory was too small for more."""
     HANG_RESTART_S: Final = "CLUSTER_DDP_HANG_RESTART_S"
     """Seconds after the warning of a hang until ranks that do not answer end the start (`--hang-restart-s`)."""
     LOCAL_JOB_ID: Final = "CLUSTER_DDP_LOCAL_JOB_ID"
@@ -80,7 +82,7 @@ OF_A_JOB: Final = frozenset(
     [
         *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.STACKS, Env.AGENT, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE),
         *(Env.LOCAL_JOB_ID, Env.START, Env.START_ID, Env.CHAIN, Env.PLACE_IN_JOB, Env.SLURM_RESTARTS),
-        *(Env.HANG_RESTART_S, Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACK, Env.COPY),
+        *(Env.HANG_RESTART_S, Env.MICRO_BATCH, Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACK, Env.COPY),
     ]
 )
 """Variables that a job sets for its ranks. A job that is submitted or started in one of them takes none of these."""
@@ -191,8 +193,10 @@ class Kind:
     """Too little memory of a GPU, which is the program's as well."""
     HOST_MEMORY: Final = "host memory"
     """The kernel has killed a process for memory."""
+    GPU_HARDWARE: Final = "GPU hardware"
+    """A GPU that is broken or lost: its node is left out at once."""
     GPU: Final = "GPU"
-    """A GPU, its driver or NCCL."""
+    """A GPU, its driver or NCCL, or the program."""
     SYSTEM: Final = "system"
     """What the node refused, such as a file."""
     COMMUNICATION: Final = "communication"

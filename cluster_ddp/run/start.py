@@ -42,6 +42,15 @@ class Failed(NamedTuple):
     """Nodes that were left out from then on."""
     suspended: bool = False
     """Whether the job had been suspended just before, for minutes: ranks that wait for each other then time out."""
+    micro_batch: int | None = None
+    """Most samples of a rank in a batch from then on, as the memory of a GPU was too small; None if that stays."""
+    mem_mb: int | None = None
+    """Memory of each node that the job asks for then, in MiB, as what it had was too small; None if that stays."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it counts towards --restarts: not if the next start differs in what this one lacked."""
+        return not self.suspended and self.micro_batch is None and self.mem_mb is None
 
     @property
     def when(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster_ddp.agent.launch_options import PATH, RankOptions, passed_on
+from cluster_ddp.agent.launch_options import PATH, SIZE, RankOptions, passed_on
 from cluster_ddp.option_form import option
 
 DAYS = ("today", "tomorrow", "midnight", "noon", "teatime", "fika", "elevenses")
@@ -53,13 +53,7 @@ class JobOptions(RankOptions):
         None, names=("-c",), by_default=_THE_CLUSTERS, hint="for eight CPUs a rank: --cpus-per-task 8"
     )
     """Number of CPUs for each rank."""
-    mem: str | None = option(
-        None,
-        pattern=r"\d+[KMGT]?",
-        legal="a size such as 32G (per node; units K, M, G, T)",
-        by_default=_THE_CLUSTERS,
-        hint="for 32 GiB: --mem 32G",
-    )
+    mem: str | None = option(None, **SIZE, by_default=_THE_CLUSTERS, hint="for 32 GiB: --mem 32G")
     """Memory per node, such as 32G."""
     time: str | None = option(None, names=("-t",), by_default=_THE_CLUSTERS, hint="for one hour: --time 1:00:00")
     """Time limit: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED. Kept as D-HH:MM:SS."""

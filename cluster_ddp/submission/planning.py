@@ -223,6 +223,7 @@ def _not_on_this_machine(spec: JobSpec) -> str:
         ("stage_env", "environments that nodes unpack"),
         ("doctor", "the doctor before the ranks start"),
         ("spare_nodes", "spare nodes"),
+        ("max_mem", "more memory after a requeue"),
     ):
         if getattr(spec, name) not in (None, False):
             return f"it sets {name}={getattr(spec, name)!r}, and only Slurm supports {what}."

@@ -6,7 +6,7 @@ import re
 import shlex
 from dataclasses import fields
 
-from cluster_ddp.agent.launch_options import RankOptions, node_range
+from cluster_ddp.agent.launch_options import RankOptions, mebibytes, node_range
 from cluster_ddp.errors import TopologyError
 from cluster_ddp.option_form import default_of, flag, form_of
 from cluster_ddp.slurm import hostlist
@@ -52,6 +52,7 @@ def check(asked: JobOptions) -> None:
     _check_chain(asked)
     _check_sbatch_options(asked)
     check_ranks(asked)
+    _check_max_mem(asked)
 
 
 def _check_choices(asked: JobOptions) -> None:
@@ -89,6 +90,13 @@ def _check_chain(asked: JobOptions) -> None:
     if asked.requeue or EXPEDITE in asked.sbatch_options:
         hint = "--requeue, where jobs may be requeued; else --chain --no-requeue"
         raise field_error("chain", True, "left out with requeue: Slurm would start the same job twice", hint=hint)
+
+
+def _check_max_mem(asked: JobOptions) -> None:
+    if asked.max_mem is None or (asked.mem is not None and mebibytes(asked.mem) < mebibytes(asked.max_mem)):
+        return
+    legal = "left out without mem, which is raised" if asked.mem is None else f"more than mem={asked.mem}"
+    raise field_error("max_mem", asked.max_mem, legal, hint=f"for example --mem 32G --max-mem {asked.max_mem}")
 
 
 def _check_sbatch_options(asked: JobOptions) -> None:

@@ -6,14 +6,12 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import fields
-from math import ceil
 
 from cluster_ddp.agent.launch_options import AgentOptions, RankOptions
 from cluster_ddp.errors import SpecError, hours, nearest_name
 from cluster_ddp.option_form import Form, flag, form_of
 from cluster_ddp.submission.job_options import DAYS, JobOptions
 
-_MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 _SET_ELSEWHERE = """
     account array begin chdir constraint cpus-per-task dependency error exclude gpus gpus-per-node gpus-per-task gres
     help hold job-name mem no-requeue nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
@@ -97,6 +95,7 @@ def field_error(name: str, value: object, legal: str, *, meant: object = None, h
         hint: what to do, if that is another thing than to change the value.
     """
     meant = meant_value(name, value) if meant is None and isinstance(value, str) else meant
+    meant = None if meant == value else meant  # it contradicts another one
     if meant is not None:
         hint = option_words(name, meant)
     by_default = f"what it takes: cluster-ddp submit --help-all; as a key: {name}"
@@ -120,7 +119,7 @@ def meant_value(name: str, value: str) -> str | None:
         return legal_name(value) or None
     if name == "begin":
         return nearest_name(value, DAYS)
-    if name == "mem" and (match := re.fullmatch(r"(\d+)\s*([KMGT])i?B?", value, re.IGNORECASE)):
+    if name in ("mem", "max_mem") and (match := re.fullmatch(r"(\d+)\s*([KMGT])i?B?", value, re.IGNORECASE)):
         return match[1] + match[2].upper()
     if name == "time" and (match := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", _compact(value))):
         days, whole_h, minutes, rest_s = (int(part or 0) for part in match.groups())
@@ -170,9 +169,3 @@ def seconds(time: str) -> int | None:
     if total_s == 0:
         raise field_error("time", time, "longer than 0, which sbatch takes as no limit")
     return total_s
-
-
-def mebibytes(mem: str) -> int:
-    """Return a size as --mem takes it, such as 32G or 500 (MiB), in MiB, rounded up."""
-    digits = mem.rstrip("KMGT")
-    return ceil(int(digits) * _MIB[mem[len(digits) :] or "M"])

@@ -97,7 +97,14 @@ def in_chain(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def end(
-    env: Mapping[str, str], number: int, why: str, *, leave: Mapping[str, str] = {}, needed: int = 1, most: int
+    env: Mapping[str, str],
+    number: int,
+    why: str,
+    *,
+    leave: Mapping[str, str] = {},
+    changes: Sequence[str] = (),
+    needed: int = 1,
+    most: int,
 ) -> bool:
     """Let the chain continue in its next task, or end it. Returns whether it continues.
 
@@ -106,13 +113,15 @@ def end(
         number: its number.
         why: why the training is to be continued; empty if it is not.
         leave: nodes that the next tasks are to exclude -> why.
+        changes: what else they are to ask for; see `Requeue`.
         needed: with how many nodes they can start.
         most: the number of the last task.
     """
     array, following = env[Env.CHAIN], number + 1
     if why and _waits(array, following, env):
-        if leave:
-            Requeue(f"{array}_{following}", env, leave=leave, needed=needed, last=most).exclude()
+        if leave or changes:
+            next_task = f"{array}_{following}"
+            Requeue(next_task, env, leave=leave, changes=changes, needed=needed, last=most).exclude()
         job_log.say(f"{why}: continues in job {array}_{following}.")
         return True
     if why:

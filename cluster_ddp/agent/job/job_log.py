@@ -27,7 +27,8 @@ def show(ended: Outcome, log: Path | None, env: Mapping[str, str]) -> None:
     if "for memory" in ended.failure:
         given = env.get("SLURM_MEM_PER_NODE")
         than = f" than {given} MB" if given else ""
-        say(f"  Hint: ask for more memory per node{than}: --mem; or use fewer loader workers, or smaller batches")
+        more = f"ask for more memory per node{than}: --mem, or as needed: --max-mem"
+        say(f"  Hint: {more}; or use fewer loader workers, or smaller batches")
 
 
 def show_how_to_resume(status: int, env: Mapping[str, str]) -> None:

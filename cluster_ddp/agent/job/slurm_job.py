@@ -206,14 +206,20 @@ class SlurmJob(BaseJob):
             Whether it will continue.
         """
         recovery = starts.recovery
-        leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
+        leave, changes, needed = recovery.left_behind(starts.follows), recovery.changes, recovery.needed
         if self.chain_number is not None:
             return chain.end(
-                self.env, self.chain_number, why, leave=leave, needed=needed, most=self.options.max_requeues
+                self.env,
+                self.chain_number,
+                why,
+                leave=leave,
+                changes=changes,
+                needed=needed,
+                most=self.options.max_requeues,
             )
         if not why:
             return False
-        return Requeue(self.label, self.env, leave=leave, nodes=nodes, needed=needed).ask(why, starts.number + 1)
+        return Requeue(self.label, self.env, leave=leave, changes=changes, needed=needed).ask(why, starts.number + 1)
 
 
 def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:

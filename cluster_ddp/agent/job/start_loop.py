@@ -155,6 +155,8 @@ class Starts:
         size = on.of(job.size)
         self._reports = TaskReports(launcher, size.world_size, job.folder, tasks=size.tasks(launcher))
         job.env.update(job.begin_start(on, self.number))
+        if (most := self._history.micro_batch) is not None:
+            job.env[Env.MICRO_BATCH] = str(most)
         job.env[Env.START_ID] = self._history.begin(self.number, **job.noted(on, self.recovery.nodes))
         if self._is_in_step:
             self._tasks.again(self._reports, job.env)

@@ -19,6 +19,8 @@ from cluster_ddp.agent.task.orders import SPARE
 from cluster_ddp.run.names import Env
 from cluster_ddp.run.outcome import TERM
 
+# Variables that differ between starts in one step.
+_OF_START = (Env.START, Env.START_ID, Env.MICRO_BATCH, "MASTER_ADDR", "MASTER_PORT")
 # How long to wait, after srun has ended, for the last words of tasks.
 _LAST_WORDS_S = 3.0
 # How long srun may take to end: after its tasks; and by TERM. Then others start beside it.
@@ -87,8 +89,7 @@ class Tasks:
     def again(self, reports: TaskReports, env: Mapping[str, str]) -> None:
         """Let the step's agents start their commands again. See `start`."""
         self._reports, self._start = reports, int(env[Env.START])
-        of_start = {name: env[name] for name in (Env.START, Env.START_ID, "MASTER_ADDR", "MASTER_PORT")}
-        self._tell("again", env=of_start)
+        self._tell("again", env={name: env[name] for name in _OF_START if name in env})
 
     def wait(self) -> int:
         """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""

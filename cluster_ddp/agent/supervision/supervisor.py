@@ -181,11 +181,11 @@ class Supervisor:
             self._term_at = min(self._term_at, time.monotonic() + wait_s)
 
     def _say_how(self, rank: int, status: int) -> None:
-        words, kind, step = self._notes.failure(rank) or FailureNote("")
+        note = self._notes.failure(rank) or FailureNote("")
         is_oom = status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM) and processes.oom_kills() != self._oom_kills
         was_stopped = status == EXIT_STOPPED or self._notes.is_stopped(rank)
         host = node_name(os.environ)
-        self._tell(End(rank, host, status, words, kind, is_oom, was_stopped, step))
+        self._tell(End(rank, host, status, note.words, note.kind, is_oom, was_stopped, note.step, note.micro_batch))
         if is_oom:
             say(f"The kernel has killed a process of rank {rank} on {host} for memory (oom_kill).")
 

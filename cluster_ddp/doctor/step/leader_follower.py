@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.rank_notes import FailureNote
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
 from cluster_ddp.doctor.step import comparison, connecting, judgement
@@ -241,7 +242,7 @@ class Follower(Rank):
         """
         if status:
             words = "stopped: another rank says what is wrong."
-            rank_notes.failed(self.env, self.identity.rank, words, kind=Kind.PEER)
+            rank_notes.failed(self.env, self.identity.rank, FailureNote(words, Kind.PEER))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a handler of Python's would be gone as Python ends
             self._client.close()
             time.sleep(_LAST_S)

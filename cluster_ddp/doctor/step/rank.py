@@ -13,6 +13,7 @@ from typing import Any
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel import Key, Message
+from cluster_ddp.agent.rank_notes import FailureNote
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.checks.check_types import Site
 from cluster_ddp.doctor.findings import Finding, Verdict
@@ -210,7 +211,7 @@ class Rank:
         status = self.verdict.status(strict=self.options.strict)
         if self.verdict.broken_tier:
             first = self.verdict.findings[0]
-            rank_notes.failed(self.env, self.identity.rank, f"{first.what} {first.evidence}")
+            rank_notes.failed(self.env, self.identity.rank, FailureNote(f"{first.what} {first.evidence}"))
             for node, why in self.verdict.nodes_at_fault().items():
                 sick_nodes.note(self.env, node, f"{why} (cluster-ddp doctor)")
         self.verdict.show(as_json=self.options.json)

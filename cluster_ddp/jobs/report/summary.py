@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent.launch_options import mebibytes
 from cluster_ddp.errors import SpecError, counted, hours
 from cluster_ddp.jobs.report import cost, training_stats, usage
 from cluster_ddp.jobs.report.cost import Cost
@@ -22,7 +23,7 @@ from cluster_ddp.run import journal, spec_file
 from cluster_ddp.run.files import is_count
 from cluster_ddp.run.start import Failed
 from cluster_ddp.slurm.job_status import elapsed_s
-from cluster_ddp.submission.validation import mebibytes, seconds
+from cluster_ddp.submission.validation import seconds
 
 _GIB = 1 << 30
 

@@ -252,7 +252,17 @@ class Shard(BatchIterator):
         if not self._update_samples:
             hint = "read it in the loop, for each batch: their sizes differ"
             raise DataError("Reading shard.loss_scale:", "no batch was taken yet.", hint)
-        return len(range(self._batch[0] + self.batches.rank, self._batch[1], self.world_size)) / self.mean_batch
+        return self._own_samples / self.mean_batch
+
+    @property
+    def _own_samples(self) -> int:
+        """Number of samples in this rank's batch."""
+        return len(range(self._batch[0] + self.batches.rank, self._batch[1], self.world_size))
+
+    def note_accumulation(self) -> None:
+        """Note that `World.accumulate` has a batch of it: with `global_batch`, it could have fewer samples."""
+        super().note_accumulation()
+        last_progress.note_micro_batch(self._own_samples if self.accumulates else None)
 
     @property
     def is_at_end(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -9,6 +11,7 @@ from typing import Any, get_args
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from cluster_ddp.errors import DataError, SpecError, check_options, counted, nearest
+from cluster_ddp.run.names import Env
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.data_loader import MAX_WORKERS, Loader, with_defaults
 from cluster_ddp.runtime.data.device_dataset import RESIDENT_SHARE, DeviceLoader, fingerprint, place
@@ -17,6 +20,9 @@ from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import StreamReader
 from cluster_ddp.runtime.data.uneven_inputs import Split
 from cluster_ddp.runtime.device import device as devices
+from cluster_ddp.slurm.variables import Variables
+
+log = logging.getLogger("cluster_ddp")
 
 # With split="items" each worker reads all items: more than one would read them once more.
 _MOST_WORKERS = {"items": 1, "own": MAX_WORKERS}
@@ -56,6 +62,7 @@ class WorldData(Collectives):
             dataset: a dataset with a length and items by index.
             batch_size: samples per rank and step; with `global_batch`, the most. An epoch's last may be one larger.
             global_batch: samples of an update on all ranks together. `Models.accumulate` says more, and has the loop.
+                With `--restarts`, a start after a GPU ran out of memory has batches that are half as large.
             shuffle_seed: random seed for shuffling each epoch (`Shard.set_epoch`); None keeps the dataset's order.
             sampler: function of the seed (`shuffle_seed`, or 0) and the epoch, the same on every rank. It returns the
                 indices of the epoch's samples in order, as many in each epoch; it may repeat samples.
@@ -69,11 +76,27 @@ class WorldData(Collectives):
             SpecError: DataLoader has no such option, or `shard` chooses it.
         """
         size = epoch_size(dataset, sampler, shuffle_seed, self.world_size)
+        if global_batch is not None:
+            batch_size = self._batch_size_in_memory(batch_size, global_batch)
         order: dict[str, Any] = {"seed": shuffle_seed, "sampler": sampler, "drop_last": drop_last}
         order |= {"rank": self.rank, "world_size": self.world_size, "global_batch": global_batch}
         batches = DistributedBatchSampler(size, batch_size, **order)
         source = self._source(dataset, batches, loader_options, share=resident_share, to_device=to_device)
         return Shard(batches, source, fingerprint=fingerprint(dataset), dataset=dataset)
+
+    def _batch_size_in_memory(self, batch_size: int | None, global_batch: int) -> int | None:
+        """Return the batch size, or a smaller one if the memory of a GPU was too small for it in an earlier start."""
+        share = -(-global_batch // self.world_size)
+        asked = min(batch_size or share, share)
+        most = Variables(os.environ).integer(Env.MICRO_BATCH) or asked
+        if most >= asked:
+            return batch_size
+        if self.is_main:
+            log.warning(
+                "Micro-batches of %d samples in place of %d: %d per update. GPU memory was too small for more.",
+                *(most, asked, -(-share // most)),
+            )
+        return most
 
     def _source(
         self,

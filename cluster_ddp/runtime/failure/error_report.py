@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from cluster_ddp.agent import rank_notes
+from cluster_ddp.agent.rank_notes import FailureNote
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.run import failure_kind
 from cluster_ddp.run.files import spare_descriptor
@@ -236,7 +237,9 @@ class FailureReporter:
 
     def _note(self, error: BaseException | str, kind: str) -> None:
         spare_descriptor()
-        rank_notes.failed(os.environ, self._rank(), _in_short(error), kind=kind, step=last_progress.steps)
+        micro_batch = last_progress.micro_batch if kind == Kind.GPU_MEMORY else None
+        note = FailureNote(_in_short(error), kind, last_progress.steps, micro_batch)
+        rank_notes.failed(os.environ, self._rank(), note)
 
     def _name(self) -> str:
         return f"rank {self._rank()} on {node_name(os.environ)}"

@@ -16,6 +16,8 @@ run_dir: Path | None = None
 """The run directory, once the training has one."""
 steps: int | None = None
 """Number of steps since the beginning of the training, which a `Checkpointer` counts; None without one."""
+micro_batch: int | None = None
+"""Number of samples in the batch that the loop has, if an update may have more batches of fewer; None else."""
 _suspensions = processes.Suspensions()
 
 
@@ -29,6 +31,12 @@ def note_steps(count: int) -> None:
     """Note the number of steps since the beginning of the training."""
     global steps
     steps = count
+
+
+def note_micro_batch(samples: int | None) -> None:
+    """Note the number of samples in the batch that the loop has; None if its update has no more batches of fewer."""
+    global micro_batch
+    micro_batch = samples
 
 
 def note_step() -> None:
@@ -54,5 +62,5 @@ def note_suspension(pause_s: float) -> bool:
 
 def reset() -> None:
     """Forget the steps of a world before."""
-    global last_s, run_dir, steps
-    last_s, run_dir, steps = 0.0, None, None
+    global last_s, run_dir, steps, micro_batch
+    last_s, run_dir, steps, micro_batch = 0.0, None, None, None

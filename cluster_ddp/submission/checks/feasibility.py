@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from cluster_ddp.agent.launch_options import mebibytes
 from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.validation import mebibytes, seconds, slurms_time
+from cluster_ddp.submission.validation import seconds, slurms_time
 
 Partitions = Mapping[str, Sequence[NodeGroup]]
 

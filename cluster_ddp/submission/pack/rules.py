@@ -22,6 +22,9 @@ def check(asked: Any, *, tasks: int) -> None:
         if value != alone:
             hint = f"{flag(name)} {alone}; or leave out --pack: each task is then a job"
             raise field_error(name, value, f"{alone} with pack: the tasks of a job share one node", hint=hint)
+    if asked.max_mem is not None:
+        legal = "left out with pack: a job has the memory of several tasks"
+        raise field_error("max_mem", asked.max_mem, legal, hint="leave out --max-mem or --pack")
     _check_shares(asked, tasks)
     if asked.mem is not None and not int(asked.mem.rstrip("KMGT")):
         raise field_error("mem", asked.mem, "a task's part of the node's memory with pack", hint="--mem 8G")

@@ -128,6 +128,12 @@ def test_variables_that_contradict_each_other_are_both_shown() -> None:
     assert launch_env.shape(AgentOptions(ranks_per_node=2), env).world_size == 4
 
 
+@pytest.mark.fault(
+    "`launch` in a heterogeneous job, or in a job whose variables contradict each other",
+    "refused; the error shows the variables",
+    bound="at once",
+    also=("test_variables_that_contradict_each_other_are_both_shown",),
+)
 def test_a_heterogeneous_job_is_refused() -> None:
     with pytest.raises(SpecError, match="SLURM_HET_SIZE=2: it is a heterogeneous job"):
         launch_env.shape(SRUN, {**JOB, "SLURM_HET_SIZE": "2"})

@@ -29,6 +29,7 @@ ALL_SET = AgentOptions(
     restarts=7,
     nodes="2-8",
     spare_nodes=8,
+    max_mem="128G",
     hang_restart_s=30,
     restart_args='--resume "it\'s last.pth"',
     doctor=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent import rank_notes
-from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.rank_notes import FailureNote, Notes
 
 
 def env_of(folder: Path) -> dict[str, str]:
@@ -23,12 +23,12 @@ def env_of(folder: Path) -> dict[str, str]:
 def test_a_rank_leaves_why_it_failed_and_its_first_word_counts(tmp_path: Path) -> None:
     folder = tmp_path / "it's here"
     folder.mkdir()
-    rank_notes.failed(env_of(folder), 2, "ValueError: two\nlines \x1b[31m")
-    rank_notes.failed(env_of(folder), 2, "RuntimeError: later")
-    rank_notes.failed(env_of(folder), 0, "stopped: rank 2 failed", kind="peer", step=120)
+    rank_notes.failed(env_of(folder), 2, FailureNote("ValueError: two\nlines \x1b[31m"))
+    rank_notes.failed(env_of(folder), 2, FailureNote("RuntimeError: later"))
+    rank_notes.failed(env_of(folder), 0, FailureNote("stopped: rank 2 failed", "peer", 120, 16))
     read = Notes(folder)
-    assert read.failure(2) == ("ValueError: two lines ?[31m", "", None)
-    assert read.failure(0) == ("stopped: rank 2 failed", "peer", 120)
+    assert read.failure(2) == FailureNote("ValueError: two lines ?[31m")
+    assert read.failure(0) == FailureNote("stopped: rank 2 failed", "peer", 120, 16)
     assert read.failure(1) is None
     assert (folder / "failed-2").stat().st_mode & 0o777 == 0o600
 
@@ -43,7 +43,7 @@ def test_it_says_that_it_was_stopped_or_has_joined(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_passed_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    rank_notes.failed({}, 0, "x")
+    rank_notes.failed({}, 0, FailureNote("x"))
     rank_notes.stopped({"CLUSTER_DDP_NOTES": ""}, 0)
     rank_notes.joined(env_of(tmp_path / "missing"), 0)
     assert (capfd.readouterr(), list(tmp_path.iterdir())) == (("", ""), [])
@@ -55,7 +55,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     secret.write_text('{"words": "secret", "kind": ""}')
     (folder / "failed-0").symlink_to(secret)
     (folder / "failed-1").symlink_to(tmp_path / "new")
-    rank_notes.failed(env_of(folder), 1, "x")
+    rank_notes.failed(env_of(folder), 1, FailureNote("x"))
     assert Notes(folder).failure(0) is None
     assert not (tmp_path / "new").exists()
 
@@ -72,8 +72,8 @@ def test_a_damaged_note_says_nothing(tmp_path: Path, content: str) -> None:
 
 def test_a_step_that_is_no_number_is_unknown(tmp_path: Path) -> None:
     """Others may read the number, and compare it."""
-    (tmp_path / "failed-0").write_text('{"words": "x", "kind": "", "step": "3"}')
-    assert Notes(tmp_path).failure(0) == ("x", "", None)
+    (tmp_path / "failed-0").write_text('{"words": "x", "kind": "", "step": "3", "micro_batch": 1.5}')
+    assert Notes(tmp_path).failure(0) == FailureNote("x")
 
 
 @pytest.mark.parametrize("has_memory", [True, False])
@@ -119,7 +119,7 @@ def test_without_any_place_nothing_is_noted(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(rank_notes, "_IN_MEMORY", tmp_path / "none")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     with rank_notes.folder() as folder:
-        rank_notes.failed({"CLUSTER_DDP_NOTES": str(folder)}, 1, "ValueError: x")
+        rank_notes.failed({"CLUSTER_DDP_NOTES": str(folder)}, 1, FailureNote("ValueError: x"))
         assert Notes(folder).failure(1) is None and not Notes(folder).is_stopped(1)
 
 

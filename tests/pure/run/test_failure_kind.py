@@ -12,7 +12,7 @@ LINES = {
     "program": (
         *(f"{name}: x" for name in ("ValueError", "KeyError", "AssertionError", "my.own.DataError", "SystemExit")),
         *("MemoryError", "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 4x2)", "RuntimeError: x"),
-        *("ValueError: no CUDA here", "torch.AcceleratorError: CUDA error: device-side assert triggered"),
+        *("ValueError: uncorrectable ECC error", "torch.AcceleratorError: CUDA error: device-side assert triggered"),
     ),
     "GPU memory": (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -22,8 +22,13 @@ LINES = {
     "GPU": (
         "[rank3]: RuntimeError: NCCL Error 2",
         "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
         "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    ),
+    "GPU hardware": (
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution",
+        "RuntimeError: GPU is lost",
     ),
     "peer": (
         LOST,

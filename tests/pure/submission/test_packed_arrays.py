@@ -47,6 +47,7 @@ def test_the_jobs_have_what_their_tasks_need() -> None:
         ({"pack": None}, "--pack 4 --jobs 5"),
         ({"nodes": 2}, "--nodes 1"),
         ({"spare_nodes": 1, "restarts": 1}, "--spare-nodes 0"),
+        ({"mem": "1G", "max_mem": "2G", "restarts": 1}, "leave out --max-mem or --pack"),
         ({"max_nodes": 8}, "--nodes 1"),
         ({"array": "0-99%4"}, "--array 0-99 --pack 4 --jobs 5: 20 at a time"),
         ({"jobs": 101}, "--jobs 25"),

@@ -397,6 +397,12 @@ def conda_in(folder: Path, activate: str) -> str:
     return f'conda() {{ echo "{folder}"; }}'
 
 
+@pytest.mark.fault(
+    "a command fails in files of modules, conda or the site",
+    "the log names it, and the job continues; an environment that is not active after that ends the job with its name",
+    bound="at once",
+    also=("test_an_environment_that_is_not_active_ends_the_job_with_its_name",),
+)
 def test_a_harmless_failure_in_files_of_others_is_named_and_ends_nothing(tmp_path: Path) -> None:
     """In a script of conda's activate.d it ended the job with status 1 and an empty log."""
     (tmp_path / "site.sh").write_text(f"{conda_in(tmp_path / 'conda', ACTIVATE)}\n")
@@ -449,6 +455,11 @@ def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.fault(
+    "USR1 or USR2 comes before the job's ranks are there",
+    "the batch script continues; that warning is lost, and nothing was trained before it",
+    bound="at once",
+)
 @pytest.mark.parametrize("setup", [True, False])
 def test_a_warning_from_before_the_ranks_does_not_end_the_script(tmp_path: Path, setup: bool) -> None:
     """bash would die of it, with an empty log."""

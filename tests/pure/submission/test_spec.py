@@ -103,6 +103,8 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
         ("restarts", True),
         ("spare_nodes", -1),
         ("spare_nodes", 1),
+        ("max_mem", "64G"),
+        ("max_mem", "much"),
         ("hang_restart_s", -1),
         ("hang_restart_s", 30),
         ("restart_args", "--resume 'o"),

@@ -19,7 +19,8 @@ from cluster_ddp.run.outcome import Outcome
 from cluster_ddp.run.start import NO_CHECKPOINT, Failed
 
 _LARGEST_FILE = 1 << 20
-_ON_ANY_NODE = (Kind.PROGRAM, Kind.GPU_MEMORY)
+_ON_ANY_NODE = (Kind.PROGRAM, Kind.GPU_MEMORY, Kind.HOST_MEMORY)
+_TOO_SMALL = {Kind.GPU_MEMORY: "a GPU", Kind.HOST_MEMORY: "a node"}
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
 
 
@@ -45,6 +46,14 @@ class History:
     def restarts(self) -> int:
         """How often the ranks were started again in an allocation."""
         return sum(one.then == Then.RESTART for one in self.failures)
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Most samples of a rank in a batch, as the run's starts have found; None if none was too large."""
+        found = [one.micro_batch for one in self.failures if one.micro_batch is not None]
+        if self._run_dir is not None and (noted := journal.micro_batch(self._run_dir)) is not None:
+            found.append(noted)
+        return min(found, default=None)
 
     def begin(self, start: int, **has: Any) -> str:
         """Note a start of the ranks, and what the job has of the cluster. Returns its id (`Env.START_ID`)."""
@@ -152,10 +161,12 @@ def what_follows(
         return Decision(Then.END)
     if why := _no_more(now, before, restarts):
         return Decision(Then.END, why)
+    if now.mem_mb is not None:
+        return Decision(Then.REQUEUE, left_out=out)
     if not nodes.training:
         return Decision(Then.RESTART)
-    twice = _twice(now, before) if len(nodes.training) > 1 else {}
-    for left_out in ({**twice, **out}, out):
+    at_fault = _at_fault(now, before) if len(nodes.training) > 1 else {}
+    for left_out in ({**at_fault, **out}, out):
         if (others := nodes.without(left_out)) is not None:
             return Decision(Then.RESTART, left_out=left_out, nodes=others)
         if has_others(left_out):
@@ -165,9 +176,12 @@ def what_follows(
 
 def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
     """Why the job ends; empty if it does not."""
-    failures = [one for one in (*before, now) if not one.suspended]
-    if now.suspended:
+    failures = [one for one in (*before, now) if one.is_counted]
+    if not now.is_counted:
         return ""
+    is_new = now.checkpoint not in ("", before[-1].checkpoint if before else NO_CHECKPOINT)
+    if now.kind in _TOO_SMALL and not is_new:
+        return f"the memory of {_TOO_SMALL[now.kind]} is too small, and the next start would need as much"
     if len(failures) > restarts:
         times = {1: "once", 2: "twice"}.get(len(failures), f"{len(failures)} times")
         return f"failed {times} (--restarts {restarts})"
@@ -182,11 +196,39 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
             return f"all ranks failed twice with the same error: {now.words}"
         if now.step is not None and one.node != now.node:
             return f"the same error at step {now.step} on {one.node} and on {now.node}: {now.words}"
+        if now.step is not None and now.kind == Kind.PROGRAM:
+            return f"the same error twice at step {now.step}: {now.words}"
     return ""
 
 
-def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
-    """The node where a start failed first a second time, unless the program itself failed: that does so on any node."""
+def smaller_micro_batch(samples: int | None, most: int | None) -> int | None:
+    """Return the most samples of a rank in a batch after the memory of its GPU was too small; None if it stays.
+
+    Args:
+        samples: of the batch that was too large; None if its update can't have more batches.
+        most: what was found before.
+    """
+    half = 0 if samples is None else -(-samples // 2)
+    return half if samples is not None and half < min(samples, most or samples) else None
+
+
+def more_memory(had_mb: int | None, most_mb: int | None) -> int | None:
+    """Return with how much memory of each node a job continues, after what it had was too small; None if that stays.
+
+    All are in MiB. `most_mb`: at most so much; None if it stays anyway.
+    """
+    if had_mb is None or most_mb is None or had_mb >= most_mb:
+        return None
+    return min(had_mb * 3 // 2, most_mb)
+
+
+def _at_fault(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
+    """The node where a start failed first a second time, or at once by its hardware.
+
+    Not if the program itself failed: that does so on any node.
+    """
+    if now.kind == Kind.GPU_HARDWARE and now.node:
+        return {now.node: Reason(now.words)}
     there = [one for one in (*before, now) if one.node == now.node and now.node not in one.without]
     blamed = [one for one in there if not one.suspended and one.kind not in _ON_ANY_NODE]
     is_second = bool(now.node) and len(blamed) > 1 and blamed[-1] is now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster_ddp.agent import first_failure, launch_env
@@ -10,13 +11,18 @@ from cluster_ddp.agent.job.restart import failures, job_nodes
 from cluster_ddp.agent.job.restart.failures import Decision, History
 from cluster_ddp.agent.job.restart.job_nodes import BEFORE, LOST, UNKNOWN, Nodes, Reason
 from cluster_ddp.agent.job.task_reports import TaskReports
-from cluster_ddp.agent.launch_options import AgentOptions
+from cluster_ddp.agent.launch_options import AgentOptions, mebibytes
 from cluster_ddp.errors import counted
 from cluster_ddp.run import outcome
 from cluster_ddp.run.names import Kind, Then
 from cluster_ddp.run.outcome import Failure, Outcome
 from cluster_ddp.run.start import NO_CHECKPOINT, Failed
 from cluster_ddp.slurm.variables import Variables
+
+_LONGEST_REASON = 120
+_LESS_MEMORY = """
+  Hint: world.shard(…, global_batch=N) and world.accumulate let the next start halve the batches of each rank, and keep
+  the updates; or give a smaller batch_size, or wrap the model with strategy="fsdp\""""
 
 
 class Recovery:
@@ -104,6 +110,13 @@ class Recovery:
         return {node: Reason(why) for node, why in sick.items() if node in self.nodes.allocated}
 
     @property
+    def changes(self) -> list[str]:
+        """What else the job is to ask for in a requeue, in the words of scontrol(1)."""
+        nodes = [] if self.nodes_given_back is None else [f"NumNodes={self.nodes_given_back}"]
+        last = self._history.failures[-1:]
+        return nodes + [f"MinMemoryNode={one.mem_mb}" for one in last if one.mem_mb is not None]
+
+    @property
     def nodes_given_back(self) -> str | None:
         """How many nodes the job asks for in a requeue, if it has given some back: a number, or a range."""
         asked = self._options.nodes or str(self._allocated)
@@ -149,7 +162,15 @@ class Recovery:
             on_all_ranks=reports.failed_everywhere(first.words),
             lost_s=None if lost_s is None else round(lost_s, 1),
             suspended=reports.is_just_resumed,
+            micro_batch=end and failures.smaller_micro_batch(end.micro_batch, self._history.micro_batch),
+            mem_mb=self._more_memory() if first.kind == Kind.HOST_MEMORY else None,
         )
+
+    def _more_memory(self) -> int | None:
+        most, had_mb = self._options.max_mem, Variables(self._env).integer("SLURM_MEM_PER_NODE")
+        if most is not None and had_mb is None:
+            job_log.say("warning: --max-mem has no effect: the job asks for no memory per node (--mem).")
+        return None if most is None else failures.more_memory(had_mb, mebibytes(most))
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""
@@ -160,6 +181,10 @@ class Recovery:
     def _say(self, found: Decision, now: Failed) -> None:
         for node, why in found.left_out.items():
             job_log.say(f"Left out from now on: {node}: {why.words}")
+        if now.kind == Kind.GPU_HARDWARE and now.node:
+            reason = f"Reason={now.words[:_LONGEST_REASON]}"
+            drain = shlex.join(["scontrol", "update", f"NodeName={now.node}", "State=DRAIN", reason])
+            job_log.say(f"  For the support of your cluster: {drain}")
         if found.then == Then.RESTART:
             what = Failure(now.rank, now.node, 0, now.words).text.rstrip(".") or "the end of srun, which gave no reason"
             where = {NO_CHECKPOINT: ", from the beginning,", "": ""}.get(now.checkpoint, f", from {now.checkpoint},")
@@ -167,6 +192,10 @@ class Recovery:
                 where = f", on {counted(len(found.nodes.training), 'node')}{where}"
             what += " (just after the job was suspended, which does not count)" if now.suspended else ""
             lost = "" if now.lost_s is None else f"; {now.lost_s:.0f} s of the training are lost"
-            job_log.say(f"Starting again in the allocation{where} after {what}{lost}.")
+            smaller = "" if now.micro_batch is None else f" Micro-batches have at most {now.micro_batch} samples now."
+            job_log.say(f"Starting again in the allocation{where} after {what}{lost}.{smaller}")
+        elif now.mem_mb is not None:
+            job_log.say(f"The memory of a node was too small: the job continues with {now.mem_mb} MB.")
         elif found.why:
-            job_log.say(f"error: {found.why}; not started again.")
+            hint = _LESS_MEMORY if now.kind == Kind.GPU_MEMORY else ""
+            job_log.say(f"error: {found.why}; not started again.{hint}")

@@ -91,7 +91,7 @@ class Requeue:
         env: the environment of scontrol.
         leave: nodes to exclude, in addition to those that are excluded already -> why. None is excluded if Slurm
             would then have too few for the job.
-        nodes: how many nodes to ask for, if the job has given some back: 3, or 2-8.
+        changes: what else the job is to ask for, in the words of scontrol: NumNodes=2-8, if it has given some back.
         needed: with how many it can start.
         last: of a chain, the number of its last task, if all tasks from `job` on are meant.
     """
@@ -102,16 +102,16 @@ class Requeue:
         env: Mapping[str, str],
         *,
         leave: Mapping[str, str] = {},
-        nodes: str | None = None,
+        changes: Sequence[str] = (),
         needed: int = 1,
         last: int | None = None,
     ) -> None:
         self._jobs = job if last is None else f"{job}-{last}"
         """What is changed; `scontrol show` takes one task only."""
-        self._job, self._env, self._leave, self._nodes, self._needed = job, env, leave, nodes, needed
+        self._job, self._env, self._leave, self._changes, self._needed = job, env, leave, changes, needed
         self._does, self._has_said, self._instead = "Starting", False, ""
-        self._is_other = bool(leave or nodes)
-        """Whether the job is to ask for other nodes. Until it does, TERM is held in what runs here."""
+        self._is_other = bool(leave or changes)
+        """Whether the job is to ask for something else. Until it does, TERM is held in what runs here."""
 
     def ask(self, why: str, start: int) -> bool:
         """Have the job requeued. Call it in the main thread.
@@ -168,7 +168,7 @@ class Requeue:
                 return refusal
 
     def exclude(self) -> None:
-        """Tell Slurm which nodes the job, which is pending, is to exclude, and how many it asks for.
+        """Tell Slurm which nodes the job, which is pending, is to exclude, and what else it asks for.
 
         If Slurm refuses it, the log says so.
         """
@@ -185,7 +185,7 @@ class Requeue:
 
     def _wishes(self) -> tuple[list[str], str]:
         """What the job is to ask for, and what Slurm said if that is not surely right."""
-        wishes = [] if self._nodes is None else [f"NumNodes={self._nodes}"]
+        wishes = [*self._changes]
         if not self._leave:
             return wishes, ""
         unsure = [*wishes, f"ExcNodeList={','.join(self._leave)}"]

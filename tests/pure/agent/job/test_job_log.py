@@ -29,7 +29,7 @@ def test_what_failed_first_is_said_with_its_log(tmp_path: Path, capfd: pytest.Ca
 @pytest.mark.parametrize(("env", "than"), [({}, ""), ({"SLURM_MEM_PER_NODE": "500"}, " than 500 MB")])
 def test_more_memory_is_the_hint(env: dict[str, str], than: str, capfd: pytest.CaptureFixture[str]) -> None:
     job_log.show(FAILED._replace(first=Failure(1, "node2", 137, FOR_MEMORY)), None, env)
-    assert f"  Hint: ask for more memory per node{than}: --mem; " in capfd.readouterr().err
+    assert f"  Hint: ask for more memory per node{than}: --mem, or as needed: --max-mem; " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

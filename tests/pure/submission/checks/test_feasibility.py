@@ -138,6 +138,13 @@ def test_where_little_fits(groups: list[NodeGroup], fields: dict[str, Any], hint
     assert caught.value.hint.startswith(hint)
 
 
+@pytest.mark.fault(
+    "the upper end of a range of nodes never comes: the partition has fewer, or they are never free",
+    "the job starts with what there is, at least MIN. If the partition lacks them, `submit` says so; if it lacks MIN, "
+    "it refuses the job",
+    bound="at submission",
+    also=("test_a_range_of_nodes_shrinks_when_one_is_lost_and_grows_by_a_requeue",),
+)
 @pytest.mark.parametrize(
     ("groups", "fields", "warnings"),
     [

@@ -54,6 +54,12 @@ def test_what_runs_is_not_refused(folder: Path, command: tuple[str, ...]) -> Non
     assert check(*command) == []
 
 
+@pytest.mark.fault(
+    "you submit a script with a syntax error",
+    "`submit` refuses it; in a container, it warns",
+    bound="before the submission",
+    also=("test_where_the_job_may_have_another_python_it_is_a_warning",),
+)
 @pytest.mark.parametrize(
     ("command", "name", "found"),
     [
@@ -130,6 +136,12 @@ READS = {
 }
 
 
+@pytest.mark.fault(
+    "a script reads a Slurm variable that the job lacks",
+    "`submit` warns",
+    bound="before the submission",
+    also=("test_the_variables_that_submit_warns_of_have_no_value",),
+)
 @pytest.mark.parametrize(
     ("read", "variable", "more", "cure"),
     [

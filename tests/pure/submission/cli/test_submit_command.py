@@ -249,6 +249,13 @@ BAD: list[tuple[tuple[str, ...], str]] = [
         "one task drives 2 GPUs, so it is 2 here.",
     ),
     (("--spare-nodes", "1", "--", "true"), "spare_nodes must be left out without restarts"),
+    (("--max-mem", "64G", "--", "true"), "max_mem must be left out without restarts"),
+    (("--restarts", "1", "--max-mem", "64G", "--", "true"), "max_mem must be left out without mem"),
+    (("--restarts", "1", "--mem", "64G", "--max-mem", "65536M", "--", "true"), "max_mem must be more than mem=64G"),
+    (
+        ("--local", "--restarts", "1", "--mem", "32G", "--max-mem", "64G", "--", "true"),
+        "only Slurm supports more memory after a requeue",
+    ),
     (("--hang-restart-s", "9", "--", "true"), "hang_restart_s must be left out without restarts"),
     (("--local", "--restarts", "1", "--spare-nodes", "1", "--", "true"), "only Slurm supports spare nodes"),
     (("--restart-args", "--resume 'o", "--", "true"), "words that a shell could split: no closing quotation"),

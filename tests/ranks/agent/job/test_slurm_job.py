@@ -99,6 +99,13 @@ def test_tasks_that_srun_could_not_start_are_a_failure(tmp_path: Path) -> None:
     assert start(tmp_path, srun="#!/bin/bash\n").returncode == 0  # all silent: the tasks may not reach the job
 
 
+@pytest.mark.fault(
+    "a node can't start the tasks' agent (its Python is not mounted), or its agent is killed",
+    "the log names that node as the first failure, with its log, and not the ranks that TERM ended (Slurm's part was "
+    "tested by hand)",
+    bound="seconds",
+    also=("tests/slurm/test_launchers.py",),
+)
 def test_a_task_that_never_says_hello_is_blamed_and_not_those_that_end_with_it(tmp_path: Path) -> None:
     """A node without the Python of the agent: srun ends the tasks of the other nodes."""
     missing = "srun: error: node2: task 1: Exited with exit code 2"

@@ -81,6 +81,11 @@ def test_the_next_start_is_told_where_to_meet(running: Tasks) -> None:
     assert told == {"kind": "again", "to": -1, "env": {**of_start(ENV), "CLUSTER_DDP_START": "2"}}
 
 
+@pytest.mark.fault(
+    "preemption, scancel or the time limit between a failure and the next start, or shortly after it",
+    "as without restarts: new progress is saved; the job is requeued, or after scancel ends. If Slurm ends the steps "
+    "first, no failure is counted (on Slurm tested by hand)",
+)
 @pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False)])
 def test_tasks_that_term_has_ended_may_be_the_first_of_the_job(
     running: Tasks, monkeypatch: pytest.MonkeyPatch, status: int, waits: bool

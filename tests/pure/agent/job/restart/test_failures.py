@@ -69,6 +69,17 @@ def test_a_new_job_forgets_those_of_an_earlier_one(run_dir: Path) -> None:
     assert [one["job"] for one in journal.events(run_dir)] == ["11"] * 2 + ["12"] * 4
 
 
+def test_the_largest_batch_that_may_fit_is_known_to_all_later_jobs_of_the_run(run_dir: Path) -> None:
+    history = begun(run_dir, "11")
+    assert history.micro_batch is None
+    for start, most in enumerate((None, 8, 4, None)):
+        history.end(*ended(TWO._replace(start=start, micro_batch=most), "11"))
+    assert (history.micro_batch, begun(run_dir).micro_batch) == (4, 4)
+    without_folder = History(None, "12", is_first=True)
+    without_folder.end(*ended(TWO._replace(micro_batch=16)))
+    assert without_folder.micro_batch == 16
+
+
 def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
     first, second = (History(run_dir, "12", is_first=True) for _ in range(2))
     own = first.begin(0, nodes=2, since=5.0)

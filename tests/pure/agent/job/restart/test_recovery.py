@@ -19,8 +19,8 @@ from cluster_ddp.agent.launch_options import AgentOptions
 from cluster_ddp.agent.rank_end import End
 from cluster_ddp.run import journal
 from cluster_ddp.run.journal import Failed
-from cluster_ddp.run.names import File
-from cluster_ddp.run.outcome import Failure, Outcome
+from cluster_ddp.run.names import File, Kind
+from cluster_ddp.run.outcome import FOR_MEMORY, Failure, Outcome
 
 __all__ = ["fake_slurm"]
 
@@ -49,11 +49,12 @@ class Job:
         run_dir: bool = True,
         slurmd_port: int = 0,
         range_: str | None = None,
+        max_mem: str | None = None,
     ) -> Recovery:
         self.slurm.command("sinfo", self.others)
         history = History(self.run_dir if run_dir else None, "12", is_first=not requeues)
         job = {"SLURM_JOB_ID": "71", "SLURM_JOB_PARTITION": "gpu", "SLURM_RESTART_COUNT": str(requeues)}
-        asked = AgentOptions(restarts=restarts, nodes=range_)
+        asked = AgentOptions(restarts=restarts, nodes=range_, max_mem=max_mem)
         return Recovery(asked, {**os.environ, **job}, history, nodes, slurmd_port, self._examine)
 
     def _examine(self, nodes: Sequence[str]) -> Mapping[str, str]:
@@ -116,6 +117,37 @@ def test_the_end_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err.splitlines()[-1] == "error: failed twice (--restarts 1); not started again."
 
 
+def test_broken_hardware_is_left_out_at_once_with_a_line_for_the_support(
+    job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = "RuntimeError: CUDA error: uncorrectable ECC error"
+    found = job.recovery().decide(ended(FIRST._replace(words=words, kind=Kind.GPU_HARDWARE)), SILENT)
+    assert (found.then, {*found.left_out}, job.noted().without) == ("restart", {"n2"}, ("n2",))
+    line = f"For the support of your cluster: scontrol update NodeName=n2 State=DRAIN 'Reason={words}'\n"
+    assert line in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("has", "then", "changes"), [("16000", "requeue", ["MinMemoryNode=24000"]), ("32768", "end", []), ("", "end", [])]
+)
+def test_a_process_killed_for_memory_has_more_in_the_next_requeue(
+    job: Job,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    has: str,
+    then: str,
+    changes: list[str],
+) -> None:
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", has)
+    recovery = job.recovery(max_mem="32G")
+    found = recovery.decide(ended(FIRST._replace(words=FOR_MEMORY, kind=Kind.HOST_MEMORY)), SILENT)
+    assert (found.then, recovery.changes, found.left_out) == (then, changes, {})
+    said = capfd.readouterr().err
+    assert ("--max-mem has no effect" in said) == (not has)
+    assert ("the job continues with 24000 MB" in said) == (then == "requeue")
+    assert ("error: the memory of a node is too small" in said) == (then == "end")
+
+
 def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     """Those that waited for it may have failed first. Slurm would end the job once it learns of the loss."""
     recovery = job.recovery()
@@ -128,6 +160,12 @@ def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capf
     assert f"Left out from now on: n2: {LOST.words}\n" in capfd.readouterr().err
 
 
+@pytest.mark.fault(
+    "a node is lost, and Slurm does not let jobs give nodes back (`disable_job_shrink`)",
+    "the spare takes over; when Slurm ends the job, the ranks save and the job is requeued (Slurm's part was tested "
+    "by hand)",
+    bound="seconds; SlurmdTimeout",
+)
 def test_a_refusal_to_give_a_node_back_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     """The ranks restart all the same, without the node."""
     job.slurm.command("scontrol", "[[ $1 != update ]] || { echo 'it is disabled' >&2; exit 1; }; echo JobState=RUNNING")

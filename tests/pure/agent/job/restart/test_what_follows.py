@@ -11,12 +11,15 @@ from cluster_ddp.agent.job.restart import failures, job_nodes
 from cluster_ddp.agent.job.restart.job_nodes import Nodes, Reason
 from cluster_ddp.run import failure_kind
 from cluster_ddp.run.journal import Failed
+from cluster_ddp.run.names import Kind
 
 TWO = Nodes(("n1", "n2"), ("n1", "n2"))
 SPARE = Nodes(("n1", "n2", "n3"), ("n1", "n2"))
 ERROR = "ValueError: x"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
+CUDA = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+TOO_LARGE = "the memory of a GPU is too small, and the next start would need as much"
 END, RESTART, REQUEUE = ("end",), ("restart", ("n1", "n2")), ("requeue",)
 LOST, SICK = {"n2": job_nodes.LOST}, {"n1": Reason("sick")}
 
@@ -34,6 +37,7 @@ def without_checkpoint(*names: str) -> list[Failed]:
     return [failed(f"m{number}", checkpoint=name) for number, name in enumerate(names)]
 
 
+MEMORY = Failed(0.0, 0, "n1", 0, "killed by the kernel for memory", Kind.HOST_MEMORY)
 ALL = failed("n1", ERROR, on_all_ranks=True)
 
 
@@ -77,6 +81,10 @@ CASES = {
     "the same error at the same step elsewhere": Case(
         END, at(7, "n1"), [at(7, "n2")], why=f"the same error at step 7 on n2 and on n1: {ERROR}"
     ),
+    "the same error at the same step there": Case(
+        END, at(7, "n1"), [at(7, "n1")], why=f"the same error twice at step 7: {ERROR}"
+    ),
+    "one that is not the program's": Case(RESTART, at(7, "n1", words=CUDA), [at(7, "n1", words=CUDA)], nodes=TWO),
     "at another step": Case(RESTART, at(7, "n1"), [at(8, "n2")]),
     "from another checkpoint": Case(RESTART, at(7, "n1", checkpoint="b"), [at(7, "n2", checkpoint="a")]),
     "another error": Case(RESTART, at(7, "n1"), [at(7, "n2")._replace(words="another")]),
@@ -88,21 +96,47 @@ CASES = {
     ),
     "but for its numbers": Case(
         END,
-        at(7, "n1", words=f"{OOM} 71.25 MiB is free"),
-        [at(7, "n2", words=f"{OOM} 8 MiB is free")],
-        why=f"the same error at step 7 on n2 and on n1: {OOM} 71.25 MiB is free",
+        at(7, "n1", words=f"{ERROR} 71.25"),
+        [at(7, "n2", words=f"{ERROR} 8")],
+        why=f"the same error at step 7 on n2 and on n1: {ERROR} 71.25",
     ),
+    # Too large for a GPU.
+    "once, before a checkpoint": Case(END, failed("n1", OOM), why=TOO_LARGE),
+    "without a new checkpoint": Case(
+        END, failed("n1", OOM, checkpoint="a"), [failed("n2", checkpoint="a")], why=TOO_LARGE
+    ),
+    "where no checkpoint is known": Case(END, failed("n1", OOM, checkpoint=""), why=TOO_LARGE),
+    "after a checkpoint": Case(RESTART, failed("n1", OOM, checkpoint="b"), [failed("n1", OOM, checkpoint="a")]),
+    "with smaller batches": Case(
+        RESTART, failed("n1", OOM, micro_batch=1), [failed("n1", OOM, micro_batch=2)] * 4, restarts=1
+    ),
+    "with smaller batches, which counts later neither": Case(
+        RESTART, failed("n1"), [failed("n1", OOM, micro_batch=2)] * 4, restarts=1
+    ),
+    # Killed for memory.
+    "for memory, at once": Case(END, MEMORY, why=TOO_LARGE.replace("GPU", "node")),
+    "for memory, after a checkpoint": Case(
+        RESTART, MEMORY._replace(checkpoint="b"), [MEMORY._replace(checkpoint="a")], has_others=True
+    ),
+    "with more memory": Case(REQUEUE, MEMORY._replace(mem_mb=24000), [MEMORY._replace(mem_mb=16000)] * 4, restarts=1),
+    "with more memory, without a lost node": Case(REQUEUE, MEMORY._replace(mem_mb=24000), out=LOST, left_out=("n2",)),
     # Suspended for minutes just before.
-    "by a suspension": Case(RESTART, at(7, "n1", words=ECC, suspended=True), [at(7, "n2", words=ECC)], restarts=1),
+    "by a suspension": Case(RESTART, at(7, "n1", words=CUDA, suspended=True), [at(7, "n2", words=CUDA)], restarts=1),
     "by a suspension, which counts later neither": Case(
         RESTART, failed("n1"), [failed("n1", suspended=True)] * 3, restarts=1, has_others=True
     ),
+    # Broken hardware.
+    "at once": Case(("restart", ("n2", "n3")), at(7, "n1", words=ECC), left_out=("n1",)),
+    "at once, without a spare": Case(REQUEUE, at(7, "n1", words=ECC), nodes=TWO, has_others=True, left_out=("n1",)),
+    "at once, without another node": Case(RESTART, at(7, "n1", words=ECC), nodes=TWO),
     # First twice on a node.
-    "twice": Case(("restart", ("n2", "n3")), at(7, "n1", words=ECC), [at(7, "n1", words=ECC)], left_out=("n1",)),
-    "twice the program's": Case(RESTART, at(7, "n1"), [at(7, "n1")], has_others=True),
-    "twice, too large for its GPU": Case(RESTART, at(7, "n1", words=OOM), [at(7, "n1", words=OOM)], has_others=True),
-    "once the program's": Case(RESTART, at(7, "n1", words=ECC), [at(7, "n1")]),
-    "the program's after another": Case(RESTART, at(7, "n1"), [at(6, "n1", words=ECC)]),
+    "twice": Case(("restart", ("n2", "n3")), at(7, "n1", words=CUDA), [at(7, "n1", words=CUDA)], left_out=("n1",)),
+    "twice the program's": Case(RESTART, at(8, "n1"), [at(7, "n1")], has_others=True),
+    "twice, too large for its GPU": Case(
+        RESTART, at(7, "n1", words=OOM, checkpoint="b"), [at(7, "n1", words=OOM, checkpoint="a")], has_others=True
+    ),
+    "once the program's": Case(RESTART, at(7, "n1", words=CUDA), [at(7, "n1")]),
+    "the program's after another": Case(RESTART, at(7, "n1"), [at(6, "n1", words=CUDA)]),
     "twice, and once the program's": Case(
         ("restart", ("n2", "n3")), failed("n1"), [at(7, "n1"), failed("n1")], left_out=("n1",)
     ),
@@ -137,6 +171,11 @@ CASES = {
 }
 
 
+@pytest.mark.fault(
+    "an exception of the program (such as ValueError) repeats; with `--restarts` and spares",
+    "no node is left out and no spare used; four starts without a new checkpoint end the job with the error",
+    bound="seconds",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_what_follows(name: str) -> None:
     one = CASES[name]
@@ -148,3 +187,27 @@ def test_what_follows(name: str) -> None:
         assert found.left_out.keys() <= found.nodes.left_out.keys()
     if set(one.left_out) <= set(one.out):  # else it is the second failure that is at fault
         assert found.left_out == {node: one.out[node] for node in one.left_out}
+
+
+@pytest.mark.parametrize(
+    ("samples", "most", "smaller"),
+    [
+        *((16, None, 8), (13, None, 7), (2, None, 1), (1, None, None), (None, None, None), (None, 8, None)),
+        *((8, 8, 4), (7, 8, 4), (2, 2, 1)),
+        *((2, 1, None), (13, 7, None)),  # each rank needs a sample in each batch: some have more than asked
+    ],
+)
+def test_batches_are_halved_until_that_makes_no_smaller_ones(
+    samples: int | None, most: int | None, smaller: int | None
+) -> None:
+    assert failures.smaller_micro_batch(samples, most) == smaller
+
+
+@pytest.mark.parametrize(
+    ("had_mb", "most_mb", "more"),
+    [(16000, 64000, 24000), (16000, 20000, 20000), (16000, 16000, None), (16000, None, None), (None, 64000, None)],
+)
+def test_memory_grows_by_half_up_to_what_was_asked_for(
+    had_mb: int | None, most_mb: int | None, more: int | None
+) -> None:
+    assert failures.more_memory(had_mb, most_mb) == more
