@@ -81,12 +81,13 @@ test-gpu-nodes:  ## tests of 2 nodes with 8 GPUs each, in a Slurm allocation
 chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; over an hour)
 	PYTHONPATH=tests $(BIN)/python -m chaos --faults $(FAULTS) --seed $(SEED)
 
-check: $(VENV)/.installed  ## lint, format, types, imports, rendered jobs, links in the documentation
+check: $(VENV)/.installed  ## lint, format, types, imports, rendered jobs and pages, links in the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/pure/test_architecture.py
 	$(BIN)/python scripts/render_jobs.py --check
+	$(BIN)/python scripts/render_faults.py --check
 	$(BIN)/python scripts/doctor_table.py --check
 	$(BIN)/python scripts/check_links.py
 
@@ -97,8 +98,9 @@ docs: $(VENV)/.installed-docs  ## the documentation as a web site that needs no 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
-jobs: $(VENV)/.installed  ## render jobs/*.sbatch from the templates
+jobs: $(VENV)/.installed  ## render jobs/*.sbatch from the templates, and docs/faults.md from the tests
 	$(BIN)/python scripts/render_jobs.py
+	$(BIN)/python scripts/render_faults.py
 
 sandbox: $(VENV)/.installed  ## start a real 4-node Slurm on this machine (as root)
 	$(BIN)/python -m cluster_ddp.sandbox up --install

@@ -154,7 +154,7 @@ BENCHMARKS = (
         script="rendezvous_scale.py",
         title="The rendezvous of many ranks",
         about='From "all are started and ready" to "all know that all are there", where name servers are dead (as '
-        "root); [docs/scale.md](../docs/scale.md) has more of it, and a peer.",
+        "root); [scale.md](scale.md) has more of it, and a peer.",
         arguments=("--alone", "--name-servers=dead", "--ranks", "16", "250", "1000"),
     ),
     Benchmark(

@@ -1,6 +1,6 @@
-"""Write the table of the doctor's checks in docs/reference/doctor.md, from the checks themselves. `--check` compares.
+"""Write the tables of the doctor's checks in docs/reference/doctor.md, from the checks themselves. `--check` compares.
 
-The column "shown by" has the faults that tests/slurm/doctor makes for real.
+A star marks those whose fault tests/slurm/doctor does not make for real.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ TIERS = {
 }
 
 
-def table() -> str:
-    """Return the table as Markdown."""
+def tables() -> str:
+    """Return a table for each tier, as Markdown."""
     in_jobs = (*doctor_faults.IN_THE_BATCH_SHELL, *doctor_faults.AT_ONCE, *doctor_faults.NETWORK)
-    lines = ["| tier | check | detects | shown by |", "| --- | --- | --- | --- |"]
+    lines = []
     for tier, checks in TIERS.items():
-        faults = doctor_faults.ON_A_LOGIN_NODE if tier == "login node" else in_jobs
-        for check, detects in checks.items():
-            shown = "; ".join(fault.title for fault in faults if fault.check == check)
-            lines.append(f"| {tier} | `{check}` | {detects} | {shown or 'a stand-in'} |")
-    return "\n".join(lines) + "\n"
+        made = {fault.check for fault in (doctor_faults.ON_A_LOGIN_NODE if tier == "login node" else in_jobs)}
+        stars = {check: "" if check in made else r" \*" for check in checks}
+        lines += ["", f"## {tier.capitalize()}", "", "| check | detects |", "| --- | --- |"]
+        lines += [f"| `{check}`{stars[check]} | {detects} |" for check, detects in checks.items()]
+    return "\n".join([*lines, "", ""])
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
     text = PAGE.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
-    fresh = before + begin + table() + end + after
+    fresh = before + begin + tables() + end + after
     if text == fresh:
         return 0
     if parser.parse_args().check:

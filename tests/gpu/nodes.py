@@ -15,7 +15,7 @@ from table import Test, both, each
 
 
 def communication_overlaps_backward(lab: Lab) -> None:
-    """NCCL's kernels run beside those of the backward pass, which DDP is for."""
+    """NCCL's kernels run beside those of the backward pass, which DDP is for; with nccl2 not (see several)."""
     trace = lab.new_folder().with_suffix(".json")
     lab.trained(options={"trace": str(trace)}, epochs=2, batch_size=16)
     nccl, others = overlap.kernels(trace)

@@ -1,4 +1,25 @@
-"""What several ranks must do, wherever they are: the tests that `pair` and `nodes` share."""
+"""What several ranks must do, wherever they are: the tests that `pair` and `nodes` share.
+
+A source in a docstring of this folder was read for what the test can't show: torch 2.15.0 as installed (for FSDP2
+2.14.1), NCCL 2.30.7. "binary": disassembled. "near": C++ of torch's repository of August and September 2026. Nobody has
+read torch 2.11, with which the tests ran. docs/explanation/gpu-paths.md says which ran. No test here shows:
+
+- In torch 2.15, nccl2 is the default; its `getFuture` makes the compute stream wait for each bucket (binary;
+  pytorch#192281): we set TORCH_DIST_USE_NCCL2=0.
+- With `device_id`, NCCL waits for all ranks on sockets, without torch's limit (NCCL `misc/socket.cc`).
+- NCCL refuses two ranks on one GPU, unless NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL `init.cc`, `env.rst`); between MIG
+  instances: not verified.
+- A process has the first MIG instance of CUDA_VISIBLE_DEVICES (MIG user guide, from memory; `_device_count_nvml`). On
+  AMD, HIP_VISIBLE_DEVICES indexes what ROCR_VISIBLE_DEVICES leaves (`_parse_visible_devices`).
+- A process group with `device_id` refuses tensors of other devices (binary): ranks with several GPUs pass none.
+- With an old driver NVML still counts GPUs, and `set_device` fails (`cuda/__init__.py`).
+- `get_device_properties` has a GPU's PCI address, the kernel the CPUs near it (`numa/binding.py`, sysfs-bus-pci).
+- NVML's energy is of the whole GPU, in millijoules (`pynvml.py`); of a MIG instance: not verified.
+- `GradScaler.step` reads the overflow by `.item()` unless the optimizer is fused (`amp/grad_scaler.py`);
+  `sync_batchnorm` waits in each layer (`nn/modules/_functions.py`).
+- Callbacks after a backward pass run in order (near: `engine.cpp`): two events time DDP's wait.
+- HSDP's groups wait 30 minutes (`device_mesh.py`, `_init_one_process_group`): we set our limits.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +38,13 @@ _GLOBAL_BATCH = 64  # 23 steps an epoch, the last one smaller: graphs are captur
 
 
 def weights_are_equal(lab: Lab, *, recipe: str) -> None:
-    """On all ranks, as the training itself finds in the end; with graphs as without."""
+    """On all ranks, as the training itself finds in the end; with graphs as without.
+
+    DDP's own first forward pass waits for rank 0's order of gradients (`_pre_forward`; near: `sync_bucket_indices`); we
+    settle the buckets before. Who waits for whom under NCCL is not shown. `ncclCommDestroy` waits until no graph refers
+    to the communicator (NCCL `init.cc`, `localPersistentRefs`): status 0 shows that ours are gone, not that it would
+    hang.
+    """
     batch_size = _GLOBAL_BATCH // lab.world_size
     config = {
         "recipe": recipe,
@@ -37,7 +64,10 @@ def weights_are_equal(lab: Lab, *, recipe: str) -> None:
 
 
 def last_batches_may_be_mixed(lab: Lab, *, rest: str) -> None:
-    """Ranks whose last batches have different sizes replay the same steps, and launch the same ones."""
+    """Ranks whose last batches have different sizes replay the same steps, and launch the same ones.
+
+    Launches and replays may alternate if all ranks do the same (NCCL `usage/cudagraph.rst`, NCCL_GRAPH_MIXING_SUPPORT).
+    """
     global_batch = _BATCH * lab.world_size
     left = {"one": 1, "half": global_batch // 2 - 1, "all but one": global_batch - 1}[rest]
     config = {"batch_size": _BATCH, "epochs": lab.epochs(3), "deterministic": True, "lr": 0.1, "cuda_graph": True}
@@ -61,7 +91,15 @@ def a_stopped_training_resumes_to_the_bit(lab: Lab, *, cuda_graph: bool) -> None
 
 
 def a_sharded_training_resumes_to_the_bit(lab: Lab, *, strategy: str, offload: bool = False) -> None:
-    """In bfloat16; stopped by USR1 on the last rank. In float32 its gradients are those of DDP."""
+    """In bfloat16; stopped by USR1 on the last rank. In float32 its gradients are those of DDP.
+
+    `fully_shard` takes CUDA's current device (`_fsdp_init.py`, `_get_device_from_mesh`). `DTensor.to_local` returns the
+    stored tensor; the optimizer writes on the current stream, which waited for the reductions (`_fsdp_param_group.py`,
+    `finalize_backward`): so a save copies there, between two waits. Not shown: NCCL's order of adding; that `is_busy`
+    sees a pending reduction. With offload, FSDP2 pins shards in the first forward pass (`_fsdp_param.py`,
+    `reset_sharded_param`), and the host waits in C++ at the backward pass' end: if a peer hangs, only NCCL's watchdog
+    ends it.
+    """
     folder = lab.new_folder()
     folder.mkdir()
     task = {"rehearse": lab.rehearse, "shared_gpu": lab.shares_gpu, "strategy": strategy, "offload": offload}
@@ -82,7 +120,11 @@ def a_sharded_training_resumes_to_the_bit(lab: Lab, *, strategy: str, offload: b
 
 
 def deterministic_means_the_same_bits(lab: Lab) -> None:
-    """Two runs of one command. NCCL's NVLS, which adds up in any order, must be off then."""
+    """Two runs of one command. NCCL's NVLS, which adds up in any order, must be off then.
+
+    torch sets NCCL_ALGO=^NVLS if algorithms are deterministic while it creates the communicator (binary). Other nodes
+    may add in another order: NCCL chooses by topology.
+    """
     config = {"deterministic": True, "epochs": 2, "batch_size": 32}
     first, second = (lab.train(**config) for _ in range(2))
     assert (set(first.statuses), set(second.statuses)) == ({0}, {0}), first.text + second.text
@@ -101,7 +143,11 @@ def a_warning_stops_all(lab: Lab, *, cuda_graph: bool) -> None:
 
 
 def an_exception_ends_all(lab: Lab, *, cuda_graph: bool) -> None:
-    """Of the last rank: it is told once, the others point to it, and all are gone before Slurm would kill them."""
+    """Of the last rank: it is told once, the others point to it, and all are gone before Slurm would kill them.
+
+    NCCL's kernels spin while they wait for an ended rank, and `ncclCommAbort` may wait for peers on the node (NCCL
+    `init.cc`, `commDestroySync`): so it gets 5 s, then `os._exit`.
+    """
     run = _with_fault(lab, "raise", cuda_graph=cuda_graph)
     _all_failed(run)
     assert run.text.count("RuntimeError: injected by the test") == 1, run.text
@@ -120,7 +166,14 @@ def a_kill_ends_all(lab: Lab, *, cuda_graph: bool) -> None:
 
 
 def one_that_hangs_is_named(lab: Lab, *, cuda_graph: bool) -> None:
-    """SIGSTOP on the last rank: after the time limit the others name it and end."""
+    """SIGSTOP on the last rank: after the time limit the others name it and end.
+
+    `.item()` and `synchronize()` block in C++, `Event.query` returns at once (binary): so we poll. Whether the wait was
+    for the device or for gloo is open. NCCL's watchdog acts later, at twice the limit and some 60 s, and lists no
+    captured collective (binary: `Watchdog::runLoop`; pytorch#103503, pytorch#196133). With
+    TORCH_NCCL_RETHROW_CUDA_ERRORS=0 it only logs (near: `ProcessGroupNCCL.cpp`); the peer watch's `get_error` finds a
+    broken communicator, which is not shown.
+    """
     config = {"cuda_graph": cuda_graph, "collective_timeout_s": _TIMEOUT_S}
     run = _with_fault(lab, "STOP", hangs=(lab.last_rank,), **config)
     others = run.statuses if lab.srun is not None else run.statuses[: lab.last_rank]

@@ -29,7 +29,10 @@ def _whole(lab: Lab) -> dict[str, Any]:
 
 
 def losses_match_the_cpu(lab: Lab, recipe: str) -> None:
-    """The same training without dropout, whose random numbers are each device's own."""
+    """The same training without dropout, whose random numbers are each device's own.
+
+    Whether TF32, which `cudnn.allow_tf32 = False` turns off (`backends/cudnn`), would fail it was not tried.
+    """
     config = {**_RECIPES[recipe], "epochs": 1, "batch_size": 32, "log_interval": 1}
     options = {"dropout": False}
     on_gpu, on_cpu = lab.trained(options=options, **config), lab.trained(options=options, cuda=False, **config)
@@ -42,7 +45,11 @@ def losses_match_the_cpu(lab: Lab, recipe: str) -> None:
 
 
 def graphs_equal_eager(lab: Lab, recipe: str) -> None:
-    """What is captured does what it would do uncaptured: with dropout, and a last batch of 29 instead of 64."""
+    """What is captured does what it would do uncaptured: with dropout, and a last batch of 29 instead of 64.
+
+    DDP's gradient nodes remember their stream: one side stream serves model, warm-up and capture (`cuda/graphs.py`). A
+    capture freezes numbers: hence `capturable` and a tensor as learning rate (`optim/optimizer.py`).
+    """
     config = {"recipe": recipe, "batch_size": 64, "cuda_graph": True, **_whole(lab)}
     graphed, eager = lab.trained(**config), lab.trained(options={"capture": False}, **config)
     assert graphed.weights == eager.weights, difference(graphed, eager)
@@ -73,7 +80,11 @@ def graphs_resume_as_they_were(lab: Lab) -> None:
 
 
 def nothing_waits_between_log_lines(lab: Lab, *, cuda_graph: bool) -> None:
-    """`torch.cuda.set_sync_debug_mode("error")` from the 14th step of each epoch to its next log line."""
+    """`torch.cuda.set_sync_debug_mode("error")` from the 14th step of each epoch to its next log line.
+
+    The mode does not cover torch.distributed. DDP waits for its own times in ten steps and each hundredth (binary:
+    `should_collect_runtime_stats`): the sampling rate puts that off.
+    """
     config = {"epochs": 3, "batch_size": 32, "log_interval": 1000, "cuda_graph": cuda_graph}  # over DDP's 100th step
     run = lab.trained(options={"watch_syncs": True}, **config)
     assert run.script_result["watched_steps"] == 3 * (45 - 14), run.script_result
@@ -82,7 +93,11 @@ def nothing_waits_between_log_lines(lab: Lab, *, cuda_graph: bool) -> None:
 
 
 def a_copy_in_host_memory(lab: Lab) -> None:
-    """2 GB: equal, pinned, in no more memory than it needs, and faster than torch's own copy."""
+    """2 GB: equal, pinned, in no more memory than it needs, and faster than torch's own copy.
+
+    torch rounds pinned blocks up to powers of two (`CachingHostAllocator.h`); `cudaHostRegister` pins one piece. A
+    failed registration leaves an error for the next kernel; not shown.
+    """
     folder = lab.new_folder()
     path = folder / "result.json"
     ended = lab.start(folder, python("host_copy.py", "20" if lab.rehearse else "2000", str(path)))
@@ -104,7 +119,8 @@ def a_copy_in_host_memory(lab: Lab) -> None:
 def resident_equals_loader(lab: Lab) -> None:
     """Batches made on the GPU are those of the loader: plain ones to the bit.
 
-    Of the digits the labels are; CUDA divides by a number with its reciprocal, which costs the last bit of a pixel.
+    Of the digits the labels are; CUDA divides by a number with its reciprocal, which costs the last bit of a pixel
+    (`BinaryDivTrueKernel.cu`). No test forces memory to be reused early, which `record_stream` delays.
     """
     folder = lab.new_folder()
     path = folder / "result.json"
@@ -118,7 +134,10 @@ def resident_equals_loader(lab: Lab) -> None:
 
 
 def trains_through_a_loader(lab: Lab) -> None:
-    """Worker processes, and pinned batches, beside the capture of a graph."""
+    """Worker processes, and pinned batches, beside the capture of a graph.
+
+    With "global" capture, calls of the pinning thread would break it (`cuda/graphs.py`; which calls: not verified).
+    """
     config = {"epochs": 2, "cuda_graph": True, "deterministic": True}
     run = lab.trained(options={"loader": True}, **config)
     assert run.losses[-1] < run.losses[0] / 2, run.losses
@@ -137,7 +156,10 @@ def a_warning_stops_it(lab: Lab, *, cuda_graph: bool) -> None:
 
 
 def the_fork_launcher_trains_the_same(lab: Lab) -> None:
-    """A rank that was forked after torch's import uses the GPU, and ends with the same weights."""
+    """A rank that was forked after torch's import uses the GPU, and ends with the same weights.
+
+    `is_available()` starts CUDA, which fails after a fork, unless PYTORCH_NVML_BASED_CUDA_CHECK=1 (`cuda/__init__.py`).
+    """
     launcher = ("-m", "cluster_ddp", "launch", "--ranks", "1", "--launcher", "fork", "--", sys.executable)
     forked = lab.train(launcher=launcher, **_EXACT, **_whole(lab))
     assert forked.statuses == [0], f"exit statuses {forked.statuses}:\n{forked.text}"
@@ -157,7 +179,11 @@ def deterministic_means_the_same_bits(lab: Lab, recipe: str) -> None:
 
 
 def a_failure_is_reported_once(lab: Lab, fault: str, words: str, *, cuda_graph: bool) -> None:
-    """One traceback, with rank and host, and the process ends."""
+    """One traceback, with rank and host, and the process ends.
+
+    After a device assert every CUDA call fails (CUDA, sticky errors); what an abort does then is not verified. Whether
+    NCCL's watchdog saw the error on one rank is open.
+    """
     run = lab.train(options={"fault": {"rank": 0, "step": 30, "do": fault}}, epochs=50, cuda_graph=cuda_graph)
     assert run.statuses[0] not in (0, 75, None), f"exit statuses {run.statuses}:\n{run.text}"
     assert run.text.count("Traceback (most recent call last)") == 1, run.text

@@ -71,13 +71,6 @@ epochs = 6
 
 def evaluate(model):
     return 0.5
-
-
-earlier = cluster_ddp.Checkpointer(world, shard=shard, run_dir="runs/fit-12", model=model)
-for _ in earlier.epochs(1):
-    for _ in shard:
-        earlier.step()
-    earlier.best("accuracy", 0.4)
 """,
     "docs/how-to/streams.md": """
 Path("data").mkdir()

@@ -12,7 +12,10 @@ from pathlib import Path
 import sources
 
 TESTS = Path(__file__).parents[1]
-NAME = re.compile(r"`(?:tests/[\w/]*/)?(test_\w+…?)(?:\.py)?`")
+sys.path.append(str(TESTS.parent / "scripts"))
+import render_faults  # noqa: E402
+
+NAME = re.compile(r"`(test_\w+)`")
 
 
 def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
@@ -25,38 +28,11 @@ def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("gw*"))) == 1
 
 
-def test_make_test_has_what_documents_promise() -> None:
-    """README and docs/faults.md name tests by their whole names, or their beginnings ("…").
-
-    Those behind "in `make test-all`" are marked `full`, and no other.
-    """
-    lines = "".join((TESTS.parent / name).read_text() for name in ("README.md", "docs/faults.md")).splitlines()
-    named = {is_later: set[str]() for is_later in (False, True)}
-    for line in lines:
-        first, _, later = line.partition("in `make test-all`")
-        named[False].update(NAME.findall(first))
-        named[True].update(NAME.findall(later))
-    full, all_names = _names_of_tests()
-    assert [one for name in named[False] for one in full if _is(name, one)] == []
-    assert [name for name in named[True] if not any(_is(name, one) for one in full)] == []
-    assert [name for name in named[False] if not any(_is(name, one) for one in all_names)] == []
-
-
-def _names_of_tests() -> tuple[set[str], set[str]]:
-    """Those of files and tests that are marked `full`, and of all."""
-    full, all_names = set[str](), set[str]()
-    for path in TESTS.rglob("test_*.py"):
-        is_later = any(ast.unparse(node) == "pytestmark = pytest.mark.full" for node in sources.tree(path).body)
-        functions = [node for node in sources.nodes(path) if isinstance(node, ast.FunctionDef)]
-        tests = [one for one in functions if one.name.startswith("test_")]
-        later = [one for one in tests if is_later or "pytest.mark.full" in map(ast.unparse, one.decorator_list)]
-        full |= {one.name for one in later} | ({path.stem} if later == tests else set())
-        all_names |= {one.name for one in tests} | {path.stem}
-    return full, all_names
-
-
-def _is(named: str, name: str) -> bool:
-    return name.startswith(named[:-1]) if named.endswith("…") else name == named
+def test_make_test_has_what_readme_promises() -> None:
+    """No test that README names is left to `make test-all`. docs/faults.md says so of its tests by itself."""
+    named = set(NAME.findall((TESTS.parent / "README.md").read_text()))
+    tests = (test for path in TESTS.rglob("test_*.py") for test in render_faults.tests_in(path, TESTS))
+    assert [test.name for test in tests if test.is_full and test.name in named] == []
 
 
 def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:

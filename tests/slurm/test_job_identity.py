@@ -59,6 +59,12 @@ def training(folder: Path, job: str) -> Path:
     return path
 
 
+@pytest.mark.fault(
+    "another job now has the id of an ended run (a second cluster, a new sandbox)",
+    "that job is neither ended nor shown; `cancel RUN_DIR`: `job 12 is another job now`",
+    bound="at once",
+    also=("test_a_second_demo_shows_its_own_job",),
+)
 @pytest.mark.usefixtures("machine")
 @pytest.mark.full
 def test_ids_of_another_cluster_are_not_those_of_this_one(tmp_path: Path) -> None:

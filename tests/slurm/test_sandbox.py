@@ -211,6 +211,11 @@ def test_down_after_a_crash_with_a_job_running() -> None:
         assert cluster.down(NAME)
 
 
+@pytest.mark.fault(
+    "`make test`, `make demo` or `make chaos` is killed",
+    "its sandbox ends with it: daemons, namespaces, links (Linux 5.3)",
+    bound="seconds",
+)
 @pytest.mark.parametrize("begun", [False, True], ids=["while it starts", "once it is up"])
 def test_it_ends_with_the_process_that_wants_it(begun: bool) -> None:
     """Killed, at any time: nobody could take away what it has started, and daemons and namespaces would stay."""

@@ -17,6 +17,10 @@ def run(slurm: Cluster, verb: str, *words: str, cwd: Path) -> subprocess.Complet
     return slurm.run(sys.executable, "-m", "cluster_ddp", verb, *words, cwd=cwd)
 
 
+@pytest.mark.fault(
+    "a node can't open the job's output file or folder (Slurm's 0:53)",
+    "FAILED; `--watch`, `status`, `report` and the doctor say why and how to fix it",
+)
 @pytest.mark.every_slurm
 def test_a_node_that_can_not_write_the_output_is_said_to(slurm: Cluster, tmp_path: Path) -> None:
     """By squeue and by scontrol; `status`, `logs -f` and the autopsy say it. The run directory is gone on the node."""

@@ -49,6 +49,10 @@ with cluster_ddp.distributed() as world:
 """
 
 
+@pytest.mark.fault(
+    "a stranger who knows all but the job's secret poses as rank 0 or another rank",
+    "the ranks meet without the stranger ([security](security.md))",
+)
 @pytest.mark.parametrize(
     ("rank", "where"),
     [

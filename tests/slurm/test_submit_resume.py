@@ -73,6 +73,11 @@ def steps(text: str) -> list[int]:
 RUN_DIR = ("--run-dir", "out/my run")
 
 
+@pytest.mark.fault(
+    "a job fails",
+    "its log ends with the command that resumes it; a new job in the same run directory continues from the last "
+    "checkpoint",
+)
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
@@ -101,6 +106,10 @@ def test_the_printed_command_continues_a_failed_training(
     assert {"spec.json", "job.log", "task-0.log"} <= {path.name for path in (run_dir / f"job-{first}").iterdir()}
 
 
+@pytest.mark.fault(
+    "a rank is killed, and `submit --resume` resumes the job",
+    "the report names that rank; the old id finds the new job",
+)
 def test_a_killed_job_that_was_resumed_is_known_by_its_old_id(place: Place) -> None:
     """What ended it stands in its own log, which is the new job's no more."""
     begun = place.submit("--no-check", "--watch", "--", "python", "t.py", "is killed")

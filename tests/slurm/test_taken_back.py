@@ -19,6 +19,12 @@ from cluster_ddp.run import journal
 from cluster_ddp.slurm import commands, job_status
 
 
+@pytest.mark.fault(
+    "Ctrl-C, HUP or TERM while `submit` submits an array",
+    "`submit` cancels the job and removes its files",
+    bound="seconds",
+    also=("test_a_signal_while_sbatch_answers_and_the_job_runs",),
+)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGTERM"])
 def test_a_signal_while_an_array_is_submitted(slurm: Cluster, tmp_path: Path, name: str) -> None:
     array = ("--no-check", "--name", f"broken{name}", "--array", "0-999", "--", "true")
@@ -79,6 +85,9 @@ def test_a_submission_that_is_killed_once_sbatch_has_answered(
     assert (again.returncode, "hello" in again.stdout) == (0, True), again.stdout + again.stderr
 
 
+@pytest.mark.fault(
+    "sbatch submits but gives no answer", "`submit` finds the job by its comment and cancels it", bound="60 s"
+)
 def test_an_sbatch_that_answers_too_late(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = shutil.which("sbatch", path=slurm.env["PATH"])
     (tmp_path / "sbatch").write_text(f'#!/bin/bash\n"{real}" "$@" >{tmp_path}/id\nexec sleep 1000\n')

@@ -36,6 +36,12 @@ show "$1"
 """
 
 
+@pytest.mark.fault(
+    "the disk is full when the training ends",
+    "unwritten data is retried; `status` says what the job waits for and until when",
+    bound="10 min",
+    also=("test_a_disk_that_stays_full_ends_in_an_error",),
+)
 @pytest.mark.quick
 def test_a_running_training_whose_disk_is_full(tmp_path: Path) -> None:
     folder = tmp_path / "runs"

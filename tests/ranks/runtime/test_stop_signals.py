@@ -149,6 +149,11 @@ def test_a_refused_signal_leaves_the_others_alone() -> None:
 # Handlers that are installed after ours
 
 
+@pytest.mark.fault(
+    "you install another USR1, USR2 or TERM handler after the Checkpointer",
+    "both are called; one warning",
+    bound="until the next step, only the other handler gets the signal",
+)
 def test_a_later_handler_is_called_and_the_training_stops_too(said: pytest.LogCaptureFixture) -> None:
     called: list[int] = []
     told = flag(signals=("USR1", "USR2"))
@@ -510,6 +515,14 @@ def test_a_training_notes_warnings_from_distributed_on(tmp_path: Path, is_ignore
     assert end == Outcome(0, f"{node_name(os.environ)} got USR1\n")
 
 
+@pytest.mark.fault(
+    "a signal arrives before the ranks have met",
+    "TERM ends it at once: there is nothing to save. USR1 and USR2 are kept until the script can handle them; then it "
+    "makes one step and saves. Without proctrack/cgroup, one before `import cluster_ddp` is lost: the job stops by "
+    "the clock",
+    bound="20 s",
+    also=("tests/slurm/test_launchers.py", "test_a_warning_before_there_is_a_checkpointer"),
+)
 @pytest.mark.parametrize(("name", "status"), [("USR1", 75), ("TERM", -signal.SIGTERM)])
 def test_a_signal_while_torch_is_imported(tmp_path: Path, name: str, status: int) -> None:
     """A warning is kept: one step is made and saved. At TERM there is nothing to save yet."""

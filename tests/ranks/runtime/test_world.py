@@ -94,6 +94,13 @@ def rank_1_raises() -> None:
         time.sleep(600)
 
 
+@pytest.mark.fault(
+    "one rank raises",
+    "prints its traceback once, with rank and host; FAILED, not retried. With `--launcher fork`, the others have 30 s "
+    "to end. On GPUs, ranks in a kernel end five seconds later (seen with two ranks on one GPU)",
+    bound="seconds",
+    also=("tests/slurm/test_launchers.py",),
+)
 def test_one_ranks_exception_is_printed_once_with_rank_and_host(tmp_path: Path) -> None:
     environments = [slurm_step(rank, 3, job_id=JOB_ID + 1) for rank in range(3)]
     ends = run_ranks(rank_1_raises, environments, tmp_path)
@@ -135,6 +142,11 @@ def train_and_end_the_group() -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.fault(
+    "the script calls `destroy_process_group` itself",
+    "at the end: a warning, status 0, all files are written; before: an error names the call",
+    also=("test_a_process_group_that_the_script_ends_too_early_is_named",),
+)
 def test_a_script_that_ends_the_process_group_itself_ends_well(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     environments = [slurm_step(rank, 2, job_id=JOB_ID + 4) | {"FOLDER": str(folder)} for rank in range(2)]

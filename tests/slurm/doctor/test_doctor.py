@@ -213,6 +213,13 @@ def check(said: Said, fault: Fault) -> None:
     assert bool(said.status) != said.first["is_warning"], said.output  # srun reports a killed task's status, too
 
 
+@pytest.mark.fault(
+    "loopback is down on a node; MASTER_PORT differs by task; two nodes share one address; no free ports; packets get "
+    "lost; gloo lacks the transport; 12 open files",
+    "the doctor's first finding names it",
+    bound="a minute",
+    also=("test_the_first_finding_names_the_fault_of_the_network",),
+)
 @pytest.mark.parametrize("fault", parameters(faults.AT_ONCE))
 def test_the_first_finding_names_the_fault(fault: Fault, at_once: dict[str, Future[Said]]) -> None:
     check(at_once[fault.title].result(), fault)

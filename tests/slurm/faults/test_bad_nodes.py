@@ -23,8 +23,14 @@ fi
 python -m cluster_ddp.doctor --quick || exit"""
 
 
+@pytest.mark.fault(
+    "the doctor finds a bad node",
+    "with `--restarts N`, a spare takes its place. Without a spare, the job is requeued without the node if the "
+    "cluster has enough others; it resumes or starts there",
+    bound="seconds, + KillWait at most",
+)
 def test_a_bad_node_is_left_behind(place: Place, uninterrupted: list[dict]) -> None:
-    """41. The doctor finds it after a requeue; the job resumes without it and --exclude's, and loses nothing."""
+    """The doctor finds it after a requeue; the job resumes without it and --exclude's, and loses nothing."""
     run = start(
         place, "--restarts", "1", "--exclude", "node4", command=place.slurm.wrapped(LINES, *PACED), FAULTS=[held(12)]
     )

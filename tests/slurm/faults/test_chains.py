@@ -45,6 +45,11 @@ def warn(run: Run, number: int) -> None:
     run.place.slurm.run("scancel", "--signal=USR1", f"{run.job}_{number}")
 
 
+@pytest.mark.fault(
+    "a job of a chain (`--chain`) is warned; the batch host of the next one is lost",
+    "each time the next job resumes in the same run directory, exactly; no job is left at the end",
+    bound="as for a requeue",
+)
 @pytest.mark.full
 def test_a_chain_is_warned_and_loses_its_batch_host(place: Place, uninterrupted: list[dict]) -> None:
     """Each time the next job resumes, exactly; those that would follow the last are gone at its end."""
@@ -74,6 +79,17 @@ THEN = {"cancel": "sleep 300", "scancel": "sleep 300", "all": "sleep 300", "fail
 OF_THE_SHELL = {"SBATCH_QOS": "leaks", "SLURM_NTASKS": "7", "MINE": "it's\nmine"}
 
 
+@pytest.mark.fault(
+    "the middle job of a chain is ended by scancel",
+    "Slurm starts the next job after any end: it sees the cancellation, ends without training, and cancels those that "
+    "wait. `cluster-ddp cancel`, or scancel of the whole array, ends all of it at once",
+    bound="until the next job starts",
+)
+@pytest.mark.fault(
+    "a rank of a chain fails for good, or `--max-requeues` is reached",
+    "the jobs that wait are cancelled; the chain ends with the failure's status, or 75",
+    bound="seconds",
+)
 @pytest.mark.full
 def test_what_ends_a_chain(place: Place, cli) -> None:
     """Cancelled by us, by scancel of its second job or of all; a failure there; --max-requeues. No job is left."""
@@ -134,6 +150,12 @@ def test_a_job_of_a_chain_that_somebody_requeues(place: Place) -> None:
     assert [said.count(f"begins with {count}\n") for count in range(5)] == [1, 1, 1, 1, 0]
 
 
+@pytest.mark.fault(
+    "the environment of a chain's job fails (`--setup`, modules), or the chain has more jobs than the cluster allows",
+    "the next job looks before its environment, and cancels the others; `submit` refuses the chain and says which "
+    "`--max-requeues` fits",
+    bound="until the next job starts; at once",
+)
 def test_a_chain_whose_environment_fails_or_that_is_too_long(place: Place, tmp_path) -> None:
     """The second job looks before its environment is made, and cancels the others."""
     setup = ("--setup", f"echo made >>{tmp_path}/environments; exit 9")

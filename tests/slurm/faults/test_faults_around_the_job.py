@@ -21,9 +21,17 @@ from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.port import PORT_COUNT
 
 
+@pytest.mark.fault(
+    "slurmctld is down when a job is to be requeued",
+    "the batch script retries for half an hour and prints Slurm's message; then the job is requeued and resumes. "
+    "While slurmctld is down, no time limit ends the job; if it is back after the limit, it may end the job first "
+    "(not tested)",
+    bound="while the node waits",
+    also=("test_half_an_hour_is_enough",),
+)
 @pytest.mark.full
 def test_the_controller_is_away_when_a_job_is_to_be_queued_again(place: Place, pytestconfig: pytest.Config) -> None:
-    """31. The batch script asks until slurmctld is back; scontrol of 26.05 waits for it by itself, a minute or so."""
+    """The batch script asks until slurmctld is back; scontrol of 26.05 waits for it by itself, a minute or so."""
     run = Run(place, place.start(*ONE_BASH, "--time", "10", "--", "bash", "-c", STOPS_LATER))
     run.wait_for(lambda: "begun 0" in output(run.path))
     faults.let_controller_save()  # else, killed, it forgets that the job has started
@@ -48,9 +56,12 @@ def test_a_batch_host_that_is_back_leaves_the_next_start_alone(place: Place, uni
     assert run.metrics() == uninterrupted
 
 
+@pytest.mark.fault(
+    "two jobs start at once on one master node with the same first candidate port", "each finds its own ranks"
+)
 @pytest.mark.full
 def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
-    """19. Their ids are so far apart that their first candidate is the same; one waits there while the other meets."""
+    """Their ids are so far apart that their first candidate is the same; one waits there while the other meets."""
     hello = ("python", str(ROOT / "examples" / "hello_ddp.py"))
     where = ("--nodes", "2", "--gpus-per-node", "1", "--sbatch-options=--nodelist=node3,node4")
     late = "if ((SLURM_PROCID == 1)); then until [[ -e met ]]; do sleep 0.2; done; fi"
@@ -64,9 +75,15 @@ def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
     assert "The sum of all ranks is 1." in first.completed()
 
 
+@pytest.mark.fault(
+    "the run directory's file system hangs",
+    "training does not wait; a message names the path and since when; all is written when the file system returns. "
+    "Until then, nothing ends a process that waits for it, not even SIGKILL. (If the wait can be ended, not tested, a "
+    "training that has ended or was stopped gives up a write after ten minutes)",
+)
 @pytest.mark.full
 def test_a_file_system_that_hangs(place: Place, uninterrupted: list[dict], tmp_path: Path) -> None:
-    """17. Longer than ranks wait for each other: training does not wait for it, and what hangs is named."""
+    """Longer than ranks wait for each other: training does not wait for it, and what hangs is named."""
     image, mounted = tmp_path / "image", tmp_path / "hangs"
     mounted.mkdir()
     with open(image, "wb") as file:
@@ -96,11 +113,13 @@ def test_a_file_system_that_hangs(place: Place, uninterrupted: list[dict], tmp_p
 FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE and FITHAW of linux/fs.h
 
 
+@pytest.mark.fault("`scontrol requeue` of one array task", "resumes; its siblings are not affected")
+@pytest.mark.fault("slurmctld is killed and restarted while the job runs", "no effect")
 @pytest.mark.full
 def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
     place: Place, uninterrupted: list[dict]
 ) -> None:
-    """9, 13. The siblings of a requeued array task go on; so do all when slurmctld is killed and started again."""
+    """The siblings of a requeued array task go on; so do all when slurmctld is killed and started again."""
     first = start(place, "--array", "0-1", FAULTS=[held(12)])
     runs = [first, Run(place, Path(f"{str(first.path)[:-1]}1"))]
     for run in runs:
@@ -114,9 +133,10 @@ def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
         assert run.metrics() == uninterrupted
 
 
+@pytest.mark.fault("a stranger sends garbage to the store's port", "no effect")
 @pytest.mark.full
 def test_strangers_at_the_stores_port(place: Place, uninterrupted: list[dict]) -> None:
-    """20. Whatever connects to the ports of rank 0 and talks nonsense does not disturb the training."""
+    """Whatever connects to the ports of rank 0 and talks nonsense does not disturb the training."""
     run = start(place, FAULTS=[held(12)])
     run.wait_for_step(6)
     rank_0 = faults.ranks(place.slurm.layout, int(run.job))[0]
@@ -131,9 +151,16 @@ def test_strangers_at_the_stores_port(place: Place, uninterrupted: list[dict]) -
     assert run.metrics() == uninterrupted
 
 
+@pytest.mark.fault(
+    "a node is lost: network cut, slurmd and tasks killed",
+    "Slurm marks it down and restarts the job on other nodes, where it resumes",
+    bound="slurmd's SlurmdTimeout",
+)
+@pytest.mark.fault("two requeues in a row", "resumes twice")
+@pytest.mark.fault("requeue onto other nodes", "resumes there")
 @pytest.mark.full
 def test_two_requeues_in_a_row_the_second_by_a_lost_node(place: Place, uninterrupted: list[dict]) -> None:
-    """4, 12, 25. Queued again by hand; then a node's network is cut, its slurmd and tasks are killed: Slurm starts the
+    """Queued again by hand; then a node's network is cut, its slurmd and tasks are killed: Slurm starts the
     job again on others."""
     run = start(place, FAULTS=[held(12), held(30, start=1)])
     run.wait_for_step(6)

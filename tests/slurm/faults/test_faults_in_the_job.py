@@ -88,8 +88,16 @@ def damaged_copy(mnist: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.fault(
+    "one rank gets SIGKILL (for example, out of memory)",
+    "the others name it or lose their connection, and end; the job is FAILED. With `--restarts N`, all ranks restart "
+    "in the allocation (same job id, Slurm's restart count stays) and resume. On GPUs (not tested), ranks that wait "
+    "for it in a kernel end after KillWait, or after about seven seconds if it was rank 0",
+    bound="seconds",
+    also=("test_faults_in_one_allocation",),
+)
 def test_a_killed_rank_starts_again_in_the_allocation(started: Started, uninterrupted: list[dict]) -> None:
-    """1. One rank gets SIGKILL in mid-step."""
+    """One rank gets SIGKILL in mid-step."""
     run = started["killed"]
     said = run.completed(restarts=0)
     assert "Starting again in the allocation, from step-00000012.pt, after rank 1 on node" in said
@@ -102,8 +110,16 @@ def test_a_killed_rank_starts_again_in_the_allocation(started: Started, uninterr
     assert run.metrics() == uninterrupted
 
 
+@pytest.mark.fault(
+    "one rank hangs (SIGSTOP)",
+    "FAILED; the log ends with where each rank is: `… waits in all_reduce #24 (train.py:104); rank 2 on node3 does "
+    "not answer …`. Later C++ output is in `stack-rankN.txt`. On GPUs, if your own loop waits for the device, NCCL's "
+    "watchdog ends it about a minute after twice `--collective-timeout-s`, and names no rank (not tested)",
+    bound="`--collective-timeout-s` (600) + 10 s",
+    also=("test_a_hanging_rank_0_is_named_and_not_the_node_of_both",),
+)
 def test_a_hanging_rank_is_named(started: Started) -> None:
-    """3. One rank is stopped with SIGSTOP; the others wait no longer than they were told to."""
+    """One rank is stopped with SIGSTOP; the others wait no longer than they were told to."""
     node = names_the_hanging_rank(started["hangs"], 1)
     noted = [path.read_text() for path in started["hangs"].path.glob(File.SICK_NODES)]
     assert noted == [f"{node} its ranks do not answer\n"]
@@ -130,7 +146,7 @@ def names_the_hanging_rank(run: Run, rank: int) -> str:
 
 
 def test_a_full_disk(started: Started) -> None:
-    """15. The second checkpoint does not fit into the file system: each failure is told, training continues.
+    """The second checkpoint does not fit into the file system: each failure is told, training continues.
 
     What is not saved in the end is tried again; it is an error if it is lost.
     """
@@ -152,27 +168,41 @@ def tells_each_failure(said: str) -> None:
     assert re.search(r"The training has ended, but: .*/step-00000080.pt is not saved: No space left on", said)
 
 
+@pytest.mark.fault("the run directory can't be written", "an error before any training; status 2", bound="seconds")
 def test_a_run_dir_that_cannot_be_written(started: Started) -> None:
-    """16."""
     said = started["unwritable"].failed()
     assert "Writing to the run directory /sys/nowhere" in said
     assert "Hint: choose a directory that you may write to: --run-dir PATH" in said
 
 
+@pytest.mark.fault(
+    "data is cut short after submission",
+    "an error names the file, its size and the expected size; status 2",
+    bound="seconds",
+)
 def test_data_that_was_cut_short_after_submission(started: Started) -> None:
-    """21."""
     said = started["truncated data"].failed()
     assert "train-images-idx3-ubyte is damaged: 9 bytes instead of 47,040,016" in said
 
 
+@pytest.mark.fault(
+    "only one node sees the data", "an error names the rank and node that lack it; status 2", bound="seconds"
+)
 def test_data_that_one_node_does_not_see(started: Started) -> None:
-    """22. The rank that misses it is named; nobody waits for it."""
+    """The rank that misses it is named; nobody waits for it."""
     said = started["data on one node"].failed()
     assert re.search(r"\[rank 1 node\d\] error: Reading MNIST from .*\n.*is missing", said)
 
 
+@pytest.mark.fault(
+    "the loss is NaN on one rank",
+    "stops before the update; names rank, step and last good checkpoint. `--on-nan continue` skips that update. On a "
+    "GPU (not tested), without that option, it stops before the next log line and the next save",
+    bound="one step",
+    also=("test_a_step_whose_loss_is_no_number_is_skipped",),
+)
 def test_a_loss_that_is_no_number(started: Started) -> None:
-    """23. The rank, the step and the last good checkpoint are named; the weights are not touched."""
+    """The rank, the step and the last good checkpoint are named; the weights are not touched."""
     run = started["nan"]
     said = run.failed()
     assert re.search(r"Training, step 9 of epoch 1:\n  rank 1 on node\d: loss nan\.", said)
@@ -184,16 +214,25 @@ def test_a_step_whose_loss_is_no_number_is_skipped(others: Started) -> None:
     assert "loss nan. The update of this step is skipped." in others["nan continues"].completed()
 
 
+@pytest.mark.fault(
+    "the nodes' clocks are an hour apart",
+    "a warning; the job ignores the clock and stops only on signals",
+    also=("test_clocks_an_hour_apart_are_not_believed",),
+)
 @pytest.mark.full
 def test_clocks_an_hour_apart(others: Started) -> None:
-    """24. The end of the job by the clock is not believed, and that is said."""
+    """The end of the job by the clock is not believed, and that is said."""
     said = others["clocks"].completed(restarts=0)
     assert said.count("Clocks can't be right: on node") == 1
 
 
+@pytest.mark.fault(
+    "stdout can't be written (log volume full)",
+    "one message on stderr; training continues. If Slurm can't write a rank's output, that rank blocks once a pipe is "
+    "full",
+)
 @pytest.mark.full
 def test_a_stdout_that_takes_no_more(others: Started) -> None:
-    """30."""
     run = others["no stdout"]
     said = run.completed()
     assert "stdout takes no more output ([Errno 28] No space left on device)" in said
@@ -202,7 +241,7 @@ def test_a_stdout_that_takes_no_more(others: Started) -> None:
 
 @pytest.mark.full
 def test_many_kills_in_the_middle_of_a_save(place: Place, tmp_path: Path) -> None:
-    """11. All ranks get SIGKILL at random offsets from the beginning of a save: no checkpoint is ever unreadable."""
+    """All ranks get SIGKILL at random offsets from the beginning of a save: no checkpoint is ever unreadable."""
     script = ("python", str(Path(__file__).with_name("killed_saves.py")))
     runs = [Run(place, place.start(*TWO_TASKS, "--", *script, str(tmp_path / name), kills)) for name, kills in KILLS]
     for run in runs:
@@ -215,8 +254,12 @@ def test_many_kills_in_the_middle_of_a_save(place: Place, tmp_path: Path) -> Non
 KILLS = (("often", "25"), ("never", "0"))
 
 
+@pytest.mark.fault(
+    "time limit, no signal",
+    "as with a warning, but by the clock: 60 s before the end, or a quarter of a limit under four minutes",
+)
 def test_the_time_limit_without_a_warning(started: Started, uninterrupted: list[dict]) -> None:
-    """6. No signal: the job stops by the clock."""
+    """No signal: the job stops by the clock."""
     run = started["limit"]
     said = run.completed()
     assert run.status().restarts >= 1
@@ -224,8 +267,14 @@ def test_the_time_limit_without_a_warning(started: Started, uninterrupted: list[
     assert run.metrics() == uninterrupted
 
 
+@pytest.mark.fault(
+    "time limit, with USR1 before it",
+    "saves and exits with status 75; the batch script requeues the job; resumes. (Without `Checkpointer`: [what a "
+    "command must do](how-to/requeue.md))",
+    bound="a second or two steps, + one save",
+)
 def test_the_time_limit_with_a_warning(started: Started, uninterrupted: list[dict]) -> None:
-    """5. USR1 comes before the limit."""
+    """USR1 comes before the limit."""
     run = started["warned"]
     said = run.completed()
     assert re.search(r"Stopped after step \d+ \((after )?epoch \d\): rank \d: node\d got USR1", said)
@@ -233,8 +282,13 @@ def test_the_time_limit_with_a_warning(started: Started, uninterrupted: list[dic
     assert run.metrics() == uninterrupted
 
 
+@pytest.mark.fault(
+    "a second job in the same run directory",
+    "refused; the error names the first job's id and host; that job is not disturbed",
+    bound="seconds",
+)
 def test_a_second_run_in_the_same_folder(place: Place) -> None:
-    """28. It is refused, and the first is not disturbed."""
+    """It is refused, and the first is not disturbed."""
     first = start(place, nodes=ONE_TASK, training=(*TRAINING, "--epochs", "1000"), pace_s=0.3)
     first.wait_for_step(6)
     said = start(place, nodes=ONE_TASK, run_dir=first.path).failed()

@@ -111,6 +111,13 @@ def start(slurm: Cluster, folder: Path, text: str, *options: str) -> Packed:
     return Packed(place, place.start(*each, *options))
 
 
+@pytest.mark.fault(
+    "one of several tasks in a job (`--pack`) gets SIGKILL, as for memory, or is cancelled, or reaches its time limit",
+    "it ends alone; with `--restarts N` it restarts in its part of the job first. The others, also those whose turn "
+    "comes later, are not affected. The job's exit status is that of the first that failed",
+    bound="seconds; at its time limit, + 30 s",
+    also=("test_each_task_of_a_packed_job_has_a_time_limit_of_its_own",),
+)
 def test_each_task_of_a_packed_job_ends_alone(slurm: Cluster, tmp_path: Path) -> None:
     """Two at a time: two are cancelled; one is killed and one restarts in the place of the first of them."""
     array = ("--array", "how=waits,waits,is killed,fails once,works")
@@ -162,6 +169,13 @@ def test_a_job_whose_agent_is_killed_runs_the_unfinished_tasks_again(slurm: Clus
     assert len({log.read_text().splitlines()[-1] for log in logs}) == 1, "as without a kill"
 
 
+@pytest.mark.fault(
+    "a job that holds several tasks ends in the middle of them, after a warning (USR1); or its agent is killed",
+    "each training saves; the job is requeued and resumes only the tasks that have not finished. After a kill, "
+    "`scontrol requeue` does that",
+    bound="as for a time limit; after a kill, the steps since the newest checkpoint",
+    also=("test_a_job_whose_agent_is_killed_runs_the_unfinished_tasks_again",),
+)
 @pytest.mark.full
 def test_a_job_that_ends_in_the_middle_of_its_tasks_resumes_those(slurm: Cluster, tmp_path: Path) -> None:
     """Slurm warns its steps before its end. Those that have finished do not run again."""

@@ -20,6 +20,19 @@ from cluster_ddp.slurm import job_status
 TRAINING = ("python", str(Path(__file__).with_name("ranged_training.py")))
 
 
+@pytest.mark.fault(
+    "a node is lost in a job of [`--nodes MIN-MAX`](how-to/changing-nodes.md) with `--restarts`",
+    "the job gives it back to Slurm; all ranks start again on the nodes that are left, if there are at least MIN; "
+    "else the job is requeued",
+    bound="seconds",
+    also=("test_of_a_range_the_nodes_that_are_left_train_and_a_requeue_asks_for_the_range",),
+)
+@pytest.mark.fault(
+    "a job of a range of nodes is requeued when more nodes are free",
+    "it starts on all of them, up to MAX; the losses are those of one node, but for rounding, if the script keeps the "
+    "global batch",
+    bound="the requeue",
+)
 @pytest.mark.full
 @pytest.mark.every_slurm
 def test_a_range_of_nodes_shrinks_when_one_is_lost_and_grows_by_a_requeue(

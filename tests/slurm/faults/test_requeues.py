@@ -19,7 +19,7 @@ from cluster_ddp.slurm import commands, job_status
 
 @pytest.mark.full
 def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
-    """26, 27. After --max-requeues the job ends; a new one resumes with what GPUs it gets."""
+    """After --max-requeues the job ends; a new one resumes with what GPUs it gets."""
     run = start(place, "--max-requeues", "0", nodes=TWO_TASKS, FAULTS=[held(12)])
     run.wait_for_step(6)
     run.slurm("scancel", "--signal=USR1", run.job)
@@ -33,7 +33,7 @@ def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
 
 @pytest.mark.full
 def test_a_warning_before_there_is_a_checkpointer(place: Place) -> None:
-    """29. USR1 while a script of one's own has imported nothing yet, and while it reads its data."""
+    """USR1 while a script of one's own has imported nothing yet, and while it reads its data."""
     (place.folder / "early.py").write_text(EARLY)
     run = Run(place, place.start(*TWO_TASKS, "--", "python", "early.py"))
     for phase in ("begun", "imported"):
@@ -71,6 +71,12 @@ with cluster_ddp.distributed() as world:
 """
 
 
+@pytest.mark.fault(
+    "the time limit is extended or shortened while the job runs",
+    "the training stops in time before the new end; rank 0 logs the change",
+    bound="70 s; at shorter notice, Slurm's TERM",
+    also=("test_a_job_that_is_shortened_stops_in_time",),
+)
 @pytest.mark.full
 def test_a_time_limit_that_changes_while_the_job_runs(place: Place) -> None:
     """Extended, it trains on past the old end; shortened, it saves by the clock of the new end, before Slurm's TERM."""
@@ -97,8 +103,13 @@ def test_the_times_of_a_job_as_slurm_writes_them(place: Place) -> None:
     assert (int(limited[1]) - int(limited[0]), unlimited[1]) == (300, "NONE")
 
 
+@pytest.mark.fault(
+    "`--max-requeues` reached, or Slurm refuses to queue the job again",
+    "an error gives Slurm's message and how to resume; status 75",
+    also=("test_the_last_requeue_and_another_number_of_ranks",),
+)
 def test_slurm_may_refuse_to_queue_a_job_again(place: Place) -> None:
-    """27. Its words are in the error."""
+    """Its words are in the error."""
     said = Run(place, place.start(*ONE_BASH, "--no-requeue", "--", "bash", "-c", "exit 75")).failed()
     assert "Slurm said: Requested operation is presently disabled" in said
 
@@ -125,9 +136,16 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
     assert [records(tmp_path / task)[-1]["kind"] for task in "01"] == ["done", "done"]
 
 
+@pytest.mark.fault(
+    "preemption by an urgent job",
+    "saves on TERM; Slurm requeues it; resumes. A save that takes longer than KillWait is lost: the checkpoint before "
+    "is used. `--signal=USR1@SECONDS` leaves more time",
+    bound="KillWait (often 30 s)",
+)
+@pytest.mark.fault("preemption while a save is under way", "waits for that save, then saves", bound="KillWait")
 @pytest.mark.every_slurm
 def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[dict]) -> None:
-    """7, 8, 17. An urgent job takes the nodes while a checkpoint is being written to a slow disk."""
+    """An urgent job takes the nodes while a checkpoint is being written to a slow disk."""
     run = start(place, pace_s=0.2, FSYNC_S="0.5", FAULTS=[held(36)])
     run.wait_for(lambda: list(run.path.glob("checkpoints/.step-*.tmp")))
     urgent = place.slurm.submit(URGENT, place.folder)
@@ -141,8 +159,14 @@ def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[
 URGENT = "#!/bin/bash\n#SBATCH --partition=urgent --nodes=4 --exclusive --time=1\nsleep 1\n"
 
 
+@pytest.mark.fault(
+    "scancel",
+    "saves and ends, without a requeue. `submit --resume JOB` resumes it in a new job. Without proctrack/cgroup, a "
+    "command may get TERM twice, and a `bash run.sh` without a trap ends at once",
+    bound="KillWait",
+)
 def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: list[dict]) -> None:
-    """10, 14. After scancel nothing is requeued. The newest checkpoint is damaged: the one before is used."""
+    """After scancel nothing is requeued. The newest checkpoint is damaged: the one before is used."""
     run = start(place, FAULTS=[held(18)])
     run.wait_for_step(12)
     env = processes.environment(faults.ranks(place.slurm.layout, int(run.job))[0].pid)

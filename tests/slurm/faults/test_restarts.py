@@ -88,6 +88,10 @@ raise ValueError(f"no such column: {sys.argv[0]}")
 """
 
 
+@pytest.mark.fault(
+    "a warning signal or scancel during a restart",
+    "as without a restart: the job stops in time and is requeued, or is cancelled",
+)
 @pytest.mark.full
 def test_a_warning_and_a_cancellation_while_a_restart_is_under_way(place: Place) -> None:
     killed = [{"do": "kill", "rank": 0, "step": step, "start": number} for step, number in ((8, 0), (14, 2))]
@@ -109,6 +113,12 @@ def test_a_job_that_needs_no_spare_ends_without_a_word_of_slurms(place: Place) -
     assert "srun: " not in said and "slurmstepd" not in said, said
 
 
+@pytest.mark.fault(
+    "a rank is stopped (SIGSTOP); with `--restarts` and spares, one of them sick",
+    "the hang's verdict names the node, and the job leaves it out; the sick spare is found before use; another one "
+    "takes over",
+    bound="`--hang-warning-s` + `--hang-restart-s` + 10 s; without the latter, `--collective-timeout-s` + 10 s",
+)
 def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
     started: dict[str, Job], uninterrupted: list[dict]
 ) -> None:
@@ -132,6 +142,10 @@ def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
         assert least < found.lost_gpu_hours < found.gpu_hours
 
 
+@pytest.mark.fault(
+    "a rank is killed in a script that does not use cluster_ddp; with `--restarts`",
+    "the same command runs again with the words of `--restart-args`, and finds its own checkpoint",
+)
 @pytest.mark.parametrize(
     ("name", "begins"),
     [
@@ -152,6 +166,12 @@ def test_a_script_without_cluster_ddp_resumes(name: str, begins: str, resuming: 
     assert begins in said and "done " in said, said
 
 
+@pytest.mark.fault(
+    "a user's error repeats at each start; with `--restarts`",
+    "twice on all ranks, or at the same step on two nodes: the job ends, and its log ends with the error",
+    bound="seconds",
+    also=("test_what_follows",),
+)
 def test_a_users_error_that_repeats_ends_the_job_with_its_words(started: dict[str, Job]) -> None:
     job = started["raises"]
     said = job.failed()
@@ -171,6 +191,12 @@ def given_back(place: Place, *nodes: str) -> Iterator[None]:
         daemons.wait_until_usable(place.slurm.layout, nodes, [])
 
 
+@pytest.mark.fault(
+    "a node's link is cut, its processes live on; with `--restarts` and a spare",
+    "the job notices after 4 to 6 s and gives the node back to Slurm; the node's ranks end themselves; the spare "
+    "takes over; the job outlives the node's DOWN. Also if rank 0 is there and collectives wait for ten minutes",
+    bound="seconds",
+)
 @pytest.mark.every_slurm
 def test_faults_in_one_allocation(place: Place, uninterrupted: list[dict]) -> None:
     """Rank 0 is killed, again: its node, which is the batch host, is left out. Then rank 0's new node is cut off.
@@ -199,6 +225,12 @@ def test_faults_in_one_allocation(place: Place, uninterrupted: list[dict]) -> No
     assert job.metrics() == uninterrupted
 
 
+@pytest.mark.fault(
+    "more nodes are lost than there are spares; the batch host is lost; with `--restarts`",
+    "the job is requeued, asks for all its nodes again, and resumes. On 22.05 without slurmdbd, Slurm lets a job give "
+    "nodes back only once; after that it ends and requeues the job itself",
+    bound="Slurm's SlurmdTimeout at most",
+)
 @pytest.mark.full
 def test_more_lost_nodes_than_spares_and_a_lost_batch_host(place: Place, uninterrupted: list[dict]) -> None:
     """The job is requeued with all nodes that it has asked for.

@@ -23,6 +23,17 @@ FAULTS = [
 ]
 
 
+@pytest.mark.fault(
+    "a sharded training is warned (USR1), or a node's link is cut",
+    "as for other trainings. The ranks on the spare read the parts that the lost node has saved, so the run directory "
+    "must be on a file system that all nodes share",
+)
+@pytest.mark.fault(
+    "a rank of a training on a stream is killed; with `--restarts`",
+    "resumes with the next batch; each sample of the epoch is trained once",
+    bound="seconds",
+    also=("test_a_stream_that_was_ended_anywhere_ends_with_the_same_bits",),
+)
 @pytest.mark.full
 @pytest.mark.every_slurm
 def test_a_sharded_training_is_killed_in_its_saves_requeued_and_cut_off(place: Place) -> None:

@@ -40,6 +40,14 @@ def suspend(place: Place, job: str, run_dirs: Iterable[Path], seconds: float = S
     commands.run(["scontrol", "resume", job], env=place.slurm.env)
 
 
+@pytest.mark.fault(
+    "the job is suspended and resumed (`scontrol suspend`, gang scheduling, SIGSTOP and SIGCONT)",
+    "it trains on, exactly. Deadlines, time limits and hang warnings don't count the suspension. If ranks wait in a "
+    "collective and the suspension is longer than `--collective-timeout-s`, that start fails; with `--restarts`, it "
+    "counts towards no limit",
+    bound="the suspension",
+    also=("test_suspended_tasks_of_a_pack_are_neither_late_nor_lost", "tests/ranks/agent/test_suspensions.py"),
+)
 @pytest.mark.every_slurm
 def test_a_suspended_training_trains_on(place: Place, uninterrupted: list[dict]) -> None:
     """It is suspended for longer than a rank may take until its stack is written."""

@@ -152,6 +152,16 @@ def replace(path: Path) -> None:
     path.touch()
 
 
+@pytest.mark.fault(
+    "`.lock` is removed or replaced",
+    "the next save logs a message and takes it again. If another job has taken it, this one ends with an error and "
+    "saves nothing more",
+    bound="one save",
+    also=(
+        "test_a_lock_that_others_have_taken_ends_this_run",
+        "test_another_training_in_the_run_directory_ends_this_one",
+    ),
+)
 @pytest.mark.parametrize("do", [unlink, replace])
 def test_a_lock_that_others_remove_is_taken_again(
     tmp_path: Path, holder: Start, said: pytest.LogCaptureFixture, do: Callable[[Path], None]
@@ -201,6 +211,10 @@ def test_what_a_dead_owner_has_left_does_not_matter(tmp_path: Path, left: bytes)
     assert json.loads((tmp_path / ".lock").read_text())["job"] == "13"
 
 
+@pytest.mark.fault(
+    "the run directory's file system has no locks, so that nothing refuses a second job there",
+    "a message says so. (A lock holds across nodes on NFS, and on Lustre mounted with `flock`)",
+)
 def test_without_locks_it_goes_on_and_says_so(
     tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_spare_examines_its_node_when_it_is_asked(
         assert len(kinds(job, "examined")) == 1
 
 
+@pytest.mark.fault("a warning signal arrives while spares wait", "they are unharmed; no node is excluded")
 def test_a_spare_ends_with_the_job_and_not_by_a_warning(
     spare: Callable[[Listening], subprocess.Popen[bytes]],
 ) -> None:

@@ -148,6 +148,10 @@ def test_a_script_sees_no_difference(tmp_path: Path, form: str, monkeypatch: pyt
 WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_threads()", "0")
 
 
+@pytest.mark.fault(
+    "the process that forks ranks is killed or can't import torch; the Python lacks cluster_ddp",
+    "the rank starts in a new Python; the log says why, once",
+)
 @pytest.mark.parametrize(
     ("command", "said"),
     [

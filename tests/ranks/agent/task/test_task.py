@@ -174,6 +174,12 @@ def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path, file: str) -> 
     assert processes.oom_kills(tmp_path / "nowhere") == 0
 
 
+@pytest.mark.fault(
+    "the agent of a task gets SIGKILL, and Slurm has no cgroups",
+    "its ranks that use `distributed()` end with it; the job ends or restarts as if a rank were killed. Other "
+    "commands run on until Slurm ends them",
+    bound="1 s",
+)
 def test_ranks_end_with_their_agent_even_if_it_is_killed(tmp_path: Path) -> None:
     """Without cgroups, Slurm ends the tasks of a step, and not what they have started."""
     pids = tmp_path / "it's pids"

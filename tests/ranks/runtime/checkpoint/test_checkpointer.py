@@ -316,6 +316,11 @@ def test_in_the_end_all_is_saved_however_slow_the_disk_is(
     assert saved(tmp_path)[-1] == 20
 
 
+@pytest.mark.fault(
+    "the run directory's file system is slow",
+    "training does not wait; if a save is due while the one before is being written, it is skipped with a message",
+    also=("test_preemption_while_a_save_is_under_way",),
+)
 def test_a_slow_write_is_named_once_however_many_saves_it_skips(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
@@ -625,6 +630,13 @@ UNUSABLE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.fault(
+    "the newest checkpoint is truncated, bit-flipped, empty, a folder or a dangling link; or its digest is right, but "
+    "keys are missing, types are wrong or it is malicious",
+    "a message; it is set aside as `*.damaged` and the one before is used. If no content can be used: an error, and "
+    "none is set aside (tested on one rank)",
+    also=("test_scancel_is_final_and_a_new_job_goes_on", "tests/ranks/runtime/checkpoint/test_checkpoint_file.py"),
+)
 @pytest.mark.parametrize(
     "what",
     [
@@ -651,6 +663,13 @@ def damage(path: Path) -> None:
         os.truncate(one, 700)
 
 
+@pytest.mark.fault(
+    "all checkpoints are damaged",
+    "if a job resumes from them: an error, nothing is changed. A requeued job logs an error, sets them aside and "
+    "starts the training over",
+    bound="seconds",
+    also=("test_where_all_are_damaged_a_requeued_job_begins_again_and_says_so",),
+)
 def test_where_all_are_damaged_the_user_decides(world: World, tmp_path: Path) -> None:
     """Before, a new start began at step 0 without a word, and set aside what might have been saved."""
     end_at(world, tmp_path, 10)
@@ -691,6 +710,11 @@ def test_never_begins_again_whatever_is_there(world: World, tmp_path: Path) -> N
     assert train(world, tmp_path, seed=1, resume="never").records[0][:2] == (0, 0)
 
 
+@pytest.mark.fault(
+    "a checkpoint is from another run, has another step than its name, or more samples than the data",
+    "set aside; the one before is used. If none is left: an error, and none is set aside",
+    also=("test_one_that_cannot_be_used_costs_the_steps_since_the_one_before",),
+)
 def test_another_runs_checkpoint_is_set_aside(
     world: World, tmp_path: Path, whole: dict[int, Run], said: pytest.LogCaptureFixture
 ) -> None:
@@ -878,6 +902,11 @@ def resize() -> None:
             print(json.dumps(told), flush=True)
 
 
+@pytest.mark.fault(
+    "resumed on another number of ranks",
+    "a message; weights are exact, the place in the data follows the sample count, random streams are new",
+    also=("test_the_last_requeue_and_another_number_of_ranks",),
+)
 def test_fewer_ranks_go_on_with_the_rest_of_the_epoch(tmp_path: Path) -> None:
     runs = []
     for world_size in (3, 2):

@@ -70,6 +70,11 @@ def killed_at(point: int, folder: CheckpointFolder, step: int) -> bool:
     return status != 0
 
 
+@pytest.mark.fault(
+    "all ranks get SIGKILL during saves, at any write, fsync, rename or unlink",
+    "no checkpoint is ever unreadable; resumes each time",
+    also=("test_many_kills_in_the_middle_of_a_save",),
+)
 @pytest.mark.parametrize(
     ("step", "before"),
     [

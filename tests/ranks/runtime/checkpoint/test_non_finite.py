@@ -83,6 +83,13 @@ def saved(path: Path) -> list[int]:
     return [int(name[5:-3]) for name in names(path) if name.startswith("step-")]
 
 
+@pytest.mark.fault(
+    "weights or optimizer state become NaN or Inf, in a script without FiniteCheck",
+    "never saved: the last finite checkpoint stays. The log has an error, `status` and `report` a note; training "
+    "continues (`on_nan='stop'`: FAILED)",
+    bound="the next save",
+    also=("test_a_job_may_end_at_it",),
+)
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

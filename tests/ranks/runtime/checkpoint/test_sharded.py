@@ -241,6 +241,10 @@ def resume_from_damaged() -> None:
         print(json.dumps(found))
 
 
+@pytest.mark.fault(
+    "a part of a sharded checkpoint is missing, truncated, bit-flipped or of another save",
+    "the log names the part; the file and its folder are set aside as `*.damaged`, and the checkpoint before is used",
+)
 @pytest.mark.full
 def test_damaged_pieces_are_found_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     ends = ran(resume_from_damaged, 2, tmp_path)
@@ -272,6 +276,12 @@ def fail_on_rank_1() -> None:
                 training.model.unused.to_local().detach().fill_(float("nan") if step == 5 else 0.0)
 
 
+@pytest.mark.fault(
+    "one rank of a sharded training can't write its part, such as on a full disk, or its part has NaN",
+    "rank 0 names the rank or the entry; that checkpoint is not written, the last good one stays, training continues. "
+    "At the end, it is tried again as on a full disk",
+    also=("test_the_end_of_a_training_is_saved_once_all_ranks_can",),
+)
 @pytest.mark.full
 def test_what_fails_on_one_rank_costs_that_checkpoint_only(tmp_path: Path) -> None:
     ends = ran(fail_on_rank_1, 2, tmp_path)

@@ -88,6 +88,13 @@ def newest_step(path: Path) -> int | None:
     return int(saved["position"]["steps"])
 
 
+@pytest.mark.fault(
+    "a rank of a sharded model (FSDP, HSDP) is killed while it writes its part of a checkpoint, or rank 0 while it "
+    "writes the checkpoint; with `--restarts`",
+    "all ranks restart and resume from the checkpoint before; the parts of the unfinished one are removed",
+    bound="seconds",
+    also=("test_a_sharded_training_is_killed_in_its_saves_requeued_and_cut_off",),
+)
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("step", [pytest.param(2, id="next"), pytest.param(1, id="again", marks=pytest.mark.full)])
 def test_killed_at_any_moment_of_a_save(tmp_path: Path, killed: int, step: int) -> None:

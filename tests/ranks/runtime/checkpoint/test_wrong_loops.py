@@ -1,6 +1,6 @@
 """Loops that a resume could not continue, or would train wrongly: each is exact, refused or said; none is silent.
 
-Over DDP, FSDP and streams, with one rank and with two. The table in docs/explanation/exact-resume.md has them all.
+Over DDP, FSDP and streams, with one rank and with two. docs/explanation/exact-resume.md tells users of them.
 """
 
 from __future__ import annotations

@@ -339,6 +339,9 @@ def killed_while_its_worker_reads() -> None:
         world.barrier()
 
 
+@pytest.mark.fault(
+    "a rank with loader workers gets SIGKILL", "its workers end with it, so the others notice at once", bound="at once"
+)
 def test_a_worker_ends_with_its_rank_and_the_others_do_not_wait_for_it(tmp_path: Path) -> None:
     """It has the connections of its rank, which was killed."""
     job_id, worker = job_ids(), tmp_path / "worker"

@@ -138,6 +138,11 @@ def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
     assert verdict() == own
 
 
+@pytest.mark.fault(
+    "only a rank that reaches too few others finds ranks silent; with `--hang-restart-s`",
+    "no node is blamed; all ranks restart on the same nodes",
+    bound="10 s more",
+)
 @pytest.mark.parametrize(
     ("silent", "then", "others_s", "accused"),
     [
@@ -193,6 +198,12 @@ def test_who_ends_a_start_in_which_ranks_are_silent(
     assert noted == (accused or [])
 
 
+@pytest.mark.fault(
+    "a node is cut off from the others (also the batch host, rank 0's)",
+    "that node is marked as sick, not the others",
+    bound="`--collective-timeout-s`",
+    also=("test_the_node_that_is_cut_off_is_left_behind_and_not_the_others",),
+)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 @pytest.mark.parametrize("cut_off", [0, 1, 2])
 def test_a_node_that_is_cut_off_accuses_nobody(

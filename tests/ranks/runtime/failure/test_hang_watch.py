@@ -114,6 +114,14 @@ def skip() -> None:
     time.sleep(600)  # the skip
 
 
+@pytest.mark.fault(
+    "in a hang, all ranks answer, or one is in C code, or its file can't be seen; with `--hang-restart-s`",
+    "nothing ends before `--collective-timeout-s`: it may be a long step",
+    also=(
+        "test_a_call_in_c_that_holds_pythons_lock",
+        "test_silent_ranks_end_a_start_only_where_their_files_would_say_that_they_are_busy",
+    ),
+)
 def test_a_rank_that_skips_a_collective(ends_of: EndsOf) -> None:
     """All ranks answer: `--hang-restart-s` does not end such a hang."""
     verdict = said(*ends_of(skipping))

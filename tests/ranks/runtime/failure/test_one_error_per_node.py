@@ -43,6 +43,11 @@ def run_all(*words: str, **more: str) -> list[tuple[int, str]]:
     return [(task.returncode, text) for task, text in zip(tasks, said)]
 
 
+@pytest.mark.fault(
+    "a wrong launch (contradicting variables, more tasks than GPUs) under plain srun",
+    "the first rank of each node prints the error, each other rank one line",
+    bound="4 s",
+)
 def test_a_wrong_launch_is_told_once() -> None:
     """srun by itself ends no task because another has failed."""
     ends = run_all("-c", DISTRIBUTED, SLURM_GPUS_ON_NODE="1")

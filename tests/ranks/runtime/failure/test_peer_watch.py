@@ -124,6 +124,11 @@ def communicator_breaks() -> None:
         threading.Event().wait()
 
 
+@pytest.mark.fault(
+    "NCCL's connection breaks, or its watchdog times out",
+    "the rank reports it, and the others name that rank (tested with a stand-in for NCCL)",
+    bound="seconds; if the script itself waits, twice `--collective-timeout-s`",
+)
 @pytest.mark.parametrize("waits", [{}, {"WAITS": "1"}])
 def test_a_communicator_that_broke_ends_the_rank_and_the_others(tmp_path: Path, waits: dict[str, str]) -> None:
     """TORCH_NCCL_RETHROW_CUDA_ERRORS=0 keeps such errors back. In a call of the script, and in a wait of ours."""

@@ -78,6 +78,7 @@ def meet_with_other_devices() -> None:
         raise SystemExit(2) from None
 
 
+@pytest.mark.fault("a rank has no GPU, the others have one", "the rendezvous refuses it and names rank and node")
 def test_a_rank_without_a_gpu_is_refused_by_all_with_its_node(tmp_path: Path, job_id: int) -> None:
     """Else it computes on its CPU, and the others wait for it in NCCL, for ten minutes or for ever."""
     ends = run_ranks(meet_with_other_devices, [slurm_step(rank, 4, job_id=job_id) for rank in range(4)], tmp_path)
@@ -167,6 +168,12 @@ def test_two_jobs_with_the_same_first_port_never_join_each_other(tmp_path: Path,
         assert end.output.startswith(greeting(job_id, 2))
 
 
+@pytest.mark.fault(
+    "your own torchrun on several nodes (`--max-restarts`): a rank is killed",
+    "torchrun restarts all ranks; they meet although its agents have counted different failures, and resume from the "
+    "newest checkpoint",
+    bound="torchrun's, about 10 s",
+)
 def test_torchruns_workers_meet_again_though_their_agents_have_counted_different_failures(tmp_path: Path) -> None:
     """Each agent counts those of its own workers. The store of the first one, on MASTER_PORT, outlives all starts."""
     with socket.create_server(("127.0.0.1", 0)) as agents_store:

@@ -85,6 +85,13 @@ def steps_of(folder: Path) -> list[int]:
     return [record["step"] for record in records if record.get("kind") != "steps"]
 
 
+@pytest.mark.fault(
+    "disk full during a save",
+    "a message; training continues, the last good checkpoint stays, and the next save is tried. When training has "
+    "ended, unwritten data is retried, with a message; then an error names what is lost (status 1; our training: 2)",
+    bound="10 min at the end",
+    also=("test_a_full_disk",),
+)
 def test_a_disk_that_stays_full_ends_in_an_error(tmp_path: Path, start: Start) -> None:
     """What is saved, what is lost and what to do are said; the training did not wait for the disk."""
     process = start(5000, patience_s := round(scaled(5)))

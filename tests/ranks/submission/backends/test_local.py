@@ -227,6 +227,7 @@ def kernels_process() -> str | None:
     return None
 
 
+@pytest.mark.fault("another process now has a local job's process id", "FAILED; `cancel` ends nothing", bound="at once")
 def test_a_later_process_with_the_jobs_id_is_not_the_job() -> None:
     """Even one that names the run directory, such as an editor, or one that has no command line."""
     job = ended_without_a_word()
