@@ -32,6 +32,7 @@ READY = b"ready\n"
 
 _LOOK_S = 0.2
 _ANSWER_S = 30.0  # that the seed may take to fork a rank: somebody may have stopped it
+_FORK_S = 2.0  # that it has in any case: if the start ends while it forks, it is kept for the next one
 _END_S = 5.0  # that it may take to end, once its connection has ended
 _LONGEST = 4096
 
@@ -97,7 +98,7 @@ class Seed:
         try:
             line, streams = json.dumps(asked).encode() + b"\n", [0, *([1, 2] if target is None else [target, target])]
             self._link.sendall(line[socket.send_fds(self._link, [line], streams) :])
-            answer = self._heard(_ANSWER_S)
+            answer = self._heard(_ANSWER_S, least_s=_FORK_S)
         except OSError:  # it has just ended
             answer = b""
         finally:
@@ -160,13 +161,17 @@ class Seed:
                 self.end("" if gave_up else why)
         return self._is_ready
 
-    def _heard(self, limit_s: float = float("inf")) -> bytes | None:
-        """Wait for one line, or the end of the connection. Returns None if time is up, or the start is given up."""
-        said, deadline = b"", time.monotonic() + limit_s
+    def _heard(self, limit_s: float = float("inf"), *, least_s: float = 0.0) -> bytes | None:
+        """Wait for one line, or the end of the connection.
+
+        Returns None if time is up; or if the start is given up, after at least `least_s`.
+        """
+        said, began = b"", time.monotonic()
         with contextlib.suppress(ConnectionError):
             while not said.endswith(b"\n"):
                 while not select.select([self._link], [], [], _LOOK_S)[0]:
-                    if self._gives_up() or time.monotonic() > deadline:
+                    waited_s = time.monotonic() - began
+                    if waited_s > limit_s or (waited_s > least_s and self._gives_up()):
                         return None
                 if not (more := self._link.recv(_LONGEST)):
                     break

@@ -19,7 +19,7 @@ from tasks import PLACE, started
 
 from cluster_ddp import processes
 from cluster_ddp.agent.launch_options import AgentOptions
-from cluster_ddp.agent.task import python_module
+from cluster_ddp.agent.task import python_module, seed_process
 from cluster_ddp.agent.task.seed_process import Seed
 from cluster_ddp.run.names import SEED
 from cluster_ddp.runtime.fork import seed
@@ -217,6 +217,40 @@ def test_a_process_that_is_just_being_killed_is_no_silent_one(
     assert dying.fork(command, os.environ, log=None, cpus=os.sched_getaffinity(0), ignore_warnings=False) is None
     dying.say()
     assert "since the process that forks them was killed" in capfd.readouterr().err
+
+
+# It takes a while to fork, or does not answer.
+SLOW = """\
+import socket, sys, time
+with socket.socket(fileno=int(sys.argv[1])) as agent:
+    agent.sendall(b"ready\\n")
+    agent.recv(1)
+    open("is forking", "w").close()
+    time.sleep({seconds})
+    agent.sendall(b"123\\n")
+    agent.recv(4096)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "least_s", "answer"), [(0.5, LIMIT_S, 123), (2 * LIMIT_S, 0.0, None)])
+def test_a_start_that_ends_while_a_rank_is_forked_waits_for_that_and_keeps_the_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, least_s: float, answer: int | None
+) -> None:
+    """But not for a seed that somebody has stopped."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(python_module, "words", lambda module, runs_program: ["-c", SLOW.format(seconds=seconds)])
+    monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(seed_process, "_FORK_S", least_s)
+    monkeypatch.setattr(seed_process, "_LOOK_S", 0.01)
+    command = [sys.executable, "x.py"]
+    slow = Seed(AgentOptions(command=tuple(command), restarts=1), gives_up=Path("is forking").exists)
+    slow.start(command, os.environ)
+    try:
+        asked = {"log": None, "cpus": os.sched_getaffinity(0), "ignore_warnings": False}
+        assert slow.fork(command, os.environ, **asked) == answer
+        assert (slow.pid is not None) == (answer is not None)
+    finally:
+        slow.end()
 
 
 @pytest.mark.parametrize(("line", "is_forked"), [('"""Trains in an environment."""', True), ("os.getenv('A')", False)])
