@@ -46,11 +46,7 @@ OF_PAGE = {
     "docs/how-to/gradient-accumulation.md": _CHECKPOINT,
     "docs/how-to/evaluate.md": _CHECKPOINT,
     "docs/how-to/own-script.md": _CHECKPOINT + "epoch, loss, accuracy = 0, torch.ones(()), 0.5\n",
-    "docs/how-to/large-model.md": """
-from gpt_fsdp import GPT, Block, load
-
-shard = world.shard(load(None, 64)[0], batch_size=16, shuffle_seed=1)
-""",
+    "docs/how-to/large-model.md": "from gpt_fsdp import GPT, Block\n",
     "docs/how-to/whole-training.md": """
 import char_lm
 
@@ -82,11 +78,6 @@ import torchvision
 Path("data/train").mkdir(parents=True)
 for number in range(20):
     torchvision.io.write_png(torch.randint(256, (3, 8, 8), dtype=torch.uint8), f"data/train/{number}.png")
-Path("data/train.jsonl").write_text("".join(json.dumps({"x": number}) + "\\n" for number in range(16)))
-
-
-def prepare(path):
-    assert Path(path).exists()
 """,
     # Slurm is planned for, but not asked: what a job answers is made up.
     "docs/how-to/notebooks.md": """
