@@ -57,9 +57,9 @@ class RankOptions:
     hang_restart_s: int = option(0, needs={"restarts": 3}, hint="for a minute: --hang-restart-s 60")
     """Seconds after the warning of a hang (--hang-warning-s) until all ranks start again without a node that does not
     answer. It needs `restarts`. 0: not before the collective timeout."""
-    max_mem: str | None = option(None, **SIZE, needs={"restarts": 3}, hint="for 128 GiB: --max-mem 128G")
+    max_mem: str = option("0", **SIZE, needs={"restarts": 3}, hint="for 128 GiB: --max-mem 128G")
     """On Slurm, with --mem: if a process is killed for memory, requeue the job with 1.5 times as much, up to this.
-    That counts as none of the `restarts`, which it needs."""
+    That counts as none of the `restarts`, which it needs. 0: the memory stays."""
     restart_args: str = option(
         "",
         pattern=r"[^\x00-\x1f\x7f]*",

@@ -133,7 +133,7 @@ def _check_place(asked: AgentOptions, env: Mapping[str, str]) -> None:
     elif spares := asked.spare_nodes:
         found = "ranks on this machine have no other node."
         raise SpecError(f"Starting ranks with --spare-nodes {spares}:", found, "leave out --spare-nodes")
-    elif asked.max_mem is not None:
+    elif launch_options.mebibytes(asked.max_mem):
         found = "ranks on this machine have all of its memory."
         raise SpecError(f"Starting ranks with --max-mem {asked.max_mem}:", found, "leave out --max-mem")
 

@@ -126,7 +126,8 @@ def _submit(options: Sequence[str], words: Sequence[str]) -> int:
     chosen = [
         *([] if "--name" in names else ["--name", "doctor"]),
         *([] if "--time" in names else ["--time", _TIME_MIN]),
-        *("--restarts", "0", "--spare-nodes", "0", "--hang-restart-s", "0"),  # what it finds is its result
+        # What it finds is its result.
+        *("--restarts", "0", "--spare-nodes", "0", "--hang-restart-s", "0", "--max-mem", "0"),
     ]
 
     def submit(plan: Plan, watch: bool) -> int:

@@ -70,7 +70,7 @@ def _kind(classes: Sequence[str], text: str) -> str:
         return Kind.GPU_MEMORY
     if any(map(_OF_RANKS.fullmatch, classes)) and any(words in text.lower() for words in PEER_IS_GONE):
         return Kind.PEER
-    if is_torchs and _GPU_HARDWARE.search(text):
+    if (is_torchs or name.startswith("NVMLError")) and _GPU_HARDWARE.search(text):
         return Kind.GPU_HARDWARE
     said = text if name == "RuntimeError" else ""
     if _OF_GPUS.search(name) or _SAYS_GPU.search(said):

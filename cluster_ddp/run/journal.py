@@ -9,7 +9,7 @@ The job's agent alone writes it, one line for each event; all jobs of the run ad
  "first": {"rank": 1, "host": "node2", "status": 137, "words": "killed by SIGKILL", "kind": "killed"}, "lost_nodes": [],
  "saved": 1764000888.0, "failed": {"node": "node2", "rank": 1, "words": "killed by SIGKILL", "kind": "killed",
  "step": null, "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "without": [],
- "suspended": false}}
+ "suspended": false, "micro_batch": null, "mem_mb": null}}
 {"event": "over", "time": 1764001000.0, "job": "12", "saved": 1764000888.0}
 """
 

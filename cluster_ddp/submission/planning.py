@@ -225,6 +225,6 @@ def _not_on_this_machine(spec: JobSpec) -> str:
         ("spare_nodes", "spare nodes"),
         ("max_mem", "more memory after a requeue"),
     ):
-        if getattr(spec, name) not in (None, False):
+        if getattr(spec, name) not in (None, False, "0"):
             return f"it sets {name}={getattr(spec, name)!r}, and only Slurm supports {what}."
     return ""

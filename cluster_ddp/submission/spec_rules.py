@@ -93,10 +93,9 @@ def _check_chain(asked: JobOptions) -> None:
 
 
 def _check_max_mem(asked: JobOptions) -> None:
-    if asked.max_mem is None or (asked.mem is not None and mebibytes(asked.mem) < mebibytes(asked.max_mem)):
-        return
-    legal = "left out without mem, which is raised" if asked.mem is None else f"more than mem={asked.mem}"
-    raise field_error("max_mem", asked.max_mem, legal, hint=f"for example --mem 32G --max-mem {asked.max_mem}")
+    if mebibytes(asked.max_mem) and asked.requeue is False and not asked.chain:
+        hint = "leave out --no-requeue or --max-mem"
+        raise field_error("max_mem", asked.max_mem, "left out without a requeue, which raises the memory", hint=hint)
 
 
 def _check_sbatch_options(asked: JobOptions) -> None:

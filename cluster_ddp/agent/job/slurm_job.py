@@ -206,20 +206,24 @@ class SlurmJob(BaseJob):
             Whether it will continue.
         """
         recovery = starts.recovery
-        leave, changes, needed = recovery.left_behind(starts.follows), recovery.changes, recovery.needed
+        leave, needed, mem_mb = recovery.left_behind(starts.follows), recovery.needed, recovery.memory(starts.number)
+        memory = [] if mem_mb is None else [f"MinMemoryNode={mem_mb}"]
+        nodes = [] if recovery.nodes_given_back is None else [f"NumNodes={recovery.nodes_given_back}"]
         if self.chain_number is not None:
             return chain.end(
                 self.env,
                 self.chain_number,
                 why,
                 leave=leave,
-                changes=changes,
+                changes=memory,
                 needed=needed,
                 most=self.options.max_requeues,
             )
         if not why:
             return False
-        return Requeue(self.label, self.env, leave=leave, changes=changes, needed=needed).ask(why, starts.number + 1)
+        return Requeue(self.label, self.env, leave=leave, changes=[*nodes, *memory], needed=needed).ask(
+            why, starts.number + 1
+        )
 
 
 def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:

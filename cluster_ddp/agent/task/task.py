@@ -174,6 +174,8 @@ class Task:
         self._seed.look()
         self._seed.start(command, env)
         for rank in self._ranks:
+            if pids and self._ends_by():
+                break
             own, log, cpus = self._own(rank, env)
             pid = self._seed.fork(command, own, log=log, cpus=cpus, ignore_warnings=ignored)
             if pid is not None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.failure import last_progress
 
 log = logging.getLogger("cluster_ddp")
 
@@ -109,7 +108,6 @@ class BatchIterator(ABC):
                 "checkpoint.epochs(10), or call shard.set_epoch(epoch) before each pass. (This is said once.)"
             )
         being_read.add(self)
-        last_progress.note_micro_batch(None)
         try:
             is_first = True
             for batch in self._batches_of_pass():
@@ -117,7 +115,6 @@ class BatchIterator(ABC):
                 is_first = False
                 yield batch
             self.is_read_whole = True
-            last_progress.note_micro_batch(None)  # not if an error leaves the loop: that says it
         finally:
             being_read.discard(self)
 

@@ -93,7 +93,7 @@ class WorldData(Collectives):
             return batch_size
         if self.is_main:
             log.warning(
-                "Micro-batches of %d samples in place of %d: %d per update. GPU memory was too small for more.",
+                "Micro-batches of %d samples in place of %d: %d per update. GPU memory was too small before.",
                 *(most, asked, -(-share // most)),
             )
         return most

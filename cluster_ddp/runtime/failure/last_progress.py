@@ -17,7 +17,7 @@ run_dir: Path | None = None
 steps: int | None = None
 """Number of steps since the beginning of the training, which a `Checkpointer` counts; None without one."""
 micro_batch: int | None = None
-"""Number of samples in the batch that the loop has, if an update may have more batches of fewer; None else."""
+"""Number of samples in the batch of `World.accumulate`'s body, if its update may have smaller ones; None else."""
 _suspensions = processes.Suspensions()
 
 
@@ -34,7 +34,7 @@ def note_steps(count: int) -> None:
 
 
 def note_micro_batch(samples: int | None) -> None:
-    """Note the number of samples in the batch that the loop has; None if its update has no more batches of fewer."""
+    """Note the number of samples in the batch that is computed; None if its update can't have smaller ones."""
     global micro_batch
     micro_batch = samples
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cluster_ddp.errors import SpecError, check_options
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.batch_iterator import BatchIterator
+from cluster_ddp.runtime.failure import last_progress
 
 T = TypeVar("T")
 log = logging.getLogger("cluster_ddp")
@@ -120,6 +121,7 @@ def accumulate(model: torch.nn.Module, batch: BatchIterator | int, *, every: int
             if not is_last:
                 stack.enter_context(model.no_sync())  # type: ignore[operator]
         yield is_last
+    last_progress.note_micro_batch(None)  # not if an error leaves the body: that says it
 
 
 class _SumOfBatches:

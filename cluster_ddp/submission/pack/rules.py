@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from cluster_ddp.agent.launch_options import mebibytes
 from cluster_ddp.errors import counted
 from cluster_ddp.option_form import flag
 from cluster_ddp.submission.validation import field_error
@@ -22,7 +23,7 @@ def check(asked: Any, *, tasks: int) -> None:
         if value != alone:
             hint = f"{flag(name)} {alone}; or leave out --pack: each task is then a job"
             raise field_error(name, value, f"{alone} with pack: the tasks of a job share one node", hint=hint)
-    if asked.max_mem is not None:
+    if mebibytes(asked.max_mem):
         legal = "left out with pack: a job has the memory of several tasks"
         raise field_error("max_mem", asked.max_mem, legal, hint="leave out --max-mem or --pack")
     _check_shares(asked, tasks)

@@ -28,7 +28,6 @@ LINES = {
     "GPU hardware": (
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
         "torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution",
-        "RuntimeError: GPU is lost",
     ),
     "peer": (
         LOST,
@@ -81,6 +80,7 @@ CIRCLE.__cause__ = caused(OwnDeviceError("z"), CIRCLE)
         (OwnDeviceError("CUDA, it says"), "program"),
         (OwnFileError("x"), "system"),
         (RuntimeError("Connection closed by peer"), "peer"),
+        (type("NVMLError_GpuIsLost", (Exception,), {})("GPU is lost"), "GPU hardware"),
         (KeyboardInterrupt(), "program"),
         (caused(OwnDeviceError("x"), RuntimeError("Connection closed by peer")), "peer"),
         (caused(OwnDeviceError("x"), OwnFileError("x")), "system"),

@@ -18,7 +18,7 @@ from ranks import job_ids, slurm_step
 from slowness import LIMIT_S, scaled
 
 from cluster_ddp.agent.channel import Client, Key
-from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.rank_notes import FailureNote, Notes
 from cluster_ddp.doctor.step import connecting
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
@@ -132,7 +132,7 @@ def test_a_rank_that_is_aborted_in_a_collective(sick: int, tmp_path: Path) -> No
     assert (said.first["check"], said.first["ranks"]) == ("all_reduce", [sick]), said.output
     assert "SIGABRT" in said.first["evidence"] and said.statuses == [2, 2], said.output
     first, other = (Notes(tmp_path).failure(rank) for rank in range(2))
-    assert first == (f"{said.first['what']} {said.first['evidence']}", "", None)  # the job's log ends with it
+    assert first == FailureNote(f"{said.first['what']} {said.first['evidence']}")  # the job's log ends with it
     assert other is not None and other.kind == "peer"
 
 

@@ -168,7 +168,7 @@ def test_a_script_without_cluster_ddp_resumes(name: str, begins: str, resuming: 
 
 @pytest.mark.fault(
     "a user's error repeats at each start; with `--restarts`",
-    "twice on all ranks, or at the same step on two nodes: the job ends, and its log ends with the error",
+    "twice on all ranks, or at the same step: the job ends, and its log ends with the error",
     bound="seconds",
     also=("test_what_follows",),
 )

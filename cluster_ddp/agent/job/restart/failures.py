@@ -165,7 +165,7 @@ def what_follows(
         return Decision(Then.REQUEUE, left_out=out)
     if not nodes.training:
         return Decision(Then.RESTART)
-    at_fault = _at_fault(now, before) if len(nodes.training) > 1 else {}
+    at_fault = _at_fault(now, before, is_alone=len(nodes.training) == 1)
     for left_out in ({**at_fault, **out}, out):
         if (others := nodes.without(left_out)) is not None:
             return Decision(Then.RESTART, left_out=left_out, nodes=others)
@@ -212,25 +212,27 @@ def smaller_micro_batch(samples: int | None, most: int | None) -> int | None:
     return half if samples is not None and half < min(samples, most or samples) else None
 
 
-def more_memory(had_mb: int | None, most_mb: int | None) -> int | None:
+def more_memory(had_mb: int, most_mb: int, before: Sequence[Failed]) -> int | None:
     """Return with how much memory of each node a job continues, after what it had was too small; None if that stays.
 
-    All are in MiB. `most_mb`: at most so much; None if it stays anyway.
+    Args:
+        had_mb: what it had, in MiB.
+        most_mb: at most so much, in MiB.
+        before: earlier failures. If Slurm has not given what was asked for then, it would not do so now.
     """
-    if had_mb is None or most_mb is None or had_mb >= most_mb:
-        return None
-    return min(had_mb * 3 // 2, most_mb)
+    is_refused = any(one.mem_mb is not None and one.mem_mb > had_mb for one in before)
+    return None if is_refused or had_mb >= most_mb else min(had_mb * 3 // 2, most_mb)
 
 
-def _at_fault(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
+def _at_fault(now: Failed, before: Sequence[Failed], *, is_alone: bool) -> dict[str, Reason]:
     """The node where a start failed first a second time, or at once by its hardware.
 
-    Not if the program itself failed: that does so on any node.
+    Not if the program itself failed: that does so on any node. The only node `is_alone`: all failures are there.
     """
     if now.kind == Kind.GPU_HARDWARE and now.node:
         return {now.node: Reason(now.words)}
     there = [one for one in (*before, now) if one.node == now.node and now.node not in one.without]
     blamed = [one for one in there if not one.suspended and one.kind not in _ON_ANY_NODE]
-    is_second = bool(now.node) and len(blamed) > 1 and blamed[-1] is now
+    is_second = bool(now.node) and not is_alone and len(blamed) > 1 and blamed[-1] is now
     why = Reason(f"A start failed first there twice; now: {now.words or 'without a word'}")
     return {now.node: why} if is_second else {}

@@ -12,6 +12,7 @@ from cluster_ddp.agent.job.restart.failures import Decision, History
 from cluster_ddp.agent.job.restart.job_nodes import BEFORE, LOST, UNKNOWN, Nodes, Reason
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import AgentOptions, mebibytes
+from cluster_ddp.agent.rank_end import End
 from cluster_ddp.errors import counted
 from cluster_ddp.run import outcome
 from cluster_ddp.run.names import Kind, Then
@@ -109,12 +110,9 @@ class Recovery:
         sick = self._history.new_sick_nodes()
         return {node: Reason(why) for node, why in sick.items() if node in self.nodes.allocated}
 
-    @property
-    def changes(self) -> list[str]:
-        """What else the job is to ask for in a requeue, in the words of scontrol(1)."""
-        nodes = [] if self.nodes_given_back is None else [f"NumNodes={self.nodes_given_back}"]
-        last = self._history.failures[-1:]
-        return nodes + [f"MinMemoryNode={one.mem_mb}" for one in last if one.mem_mb is not None]
+    def memory(self, start: int) -> int | None:
+        """With how much memory of each node the job continues after this start, in MiB; None if that stays."""
+        return next((one.mem_mb for one in self._history.failures[-1:] if one.start == start), None)
 
     @property
     def nodes_given_back(self) -> str | None:
@@ -162,15 +160,22 @@ class Recovery:
             on_all_ranks=reports.failed_everywhere(first.words),
             lost_s=None if lost_s is None else round(lost_s, 1),
             suspended=reports.is_just_resumed,
-            micro_batch=end and failures.smaller_micro_batch(end.micro_batch, self._history.micro_batch),
+            micro_batch=self._smaller_micro_batch(end) if first.kind == Kind.GPU_MEMORY else None,
             mem_mb=self._more_memory() if first.kind == Kind.HOST_MEMORY else None,
         )
 
+    def _smaller_micro_batch(self, end: End | None) -> int | None:
+        return end and failures.smaller_micro_batch(end.micro_batch, self._history.micro_batch)
+
     def _more_memory(self) -> int | None:
-        most, had_mb = self._options.max_mem, Variables(self._env).integer("SLURM_MEM_PER_NODE")
-        if most is not None and had_mb is None:
+        most_mb = mebibytes(self._options.max_mem)
+        if not most_mb:
+            return None
+        had_mb = Variables(self._env).integer("SLURM_MEM_PER_NODE")
+        if not had_mb:
             job_log.say("warning: --max-mem has no effect: the job asks for no memory per node (--mem).")
-        return None if most is None else failures.more_memory(had_mb, mebibytes(most))
+            return None
+        return failures.more_memory(had_mb, most_mb, self._history.failures)
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""
@@ -181,7 +186,7 @@ class Recovery:
     def _say(self, found: Decision, now: Failed) -> None:
         for node, why in found.left_out.items():
             job_log.say(f"Left out from now on: {node}: {why.words}")
-        if now.kind == Kind.GPU_HARDWARE and now.node:
+        if now.kind == Kind.GPU_HARDWARE and now.node and "SLURM_JOB_ID" in self._env:
             reason = f"Reason={now.words[:_LONGEST_REASON]}"
             drain = shlex.join(["scontrol", "update", f"NodeName={now.node}", "State=DRAIN", reason])
             job_log.say(f"  For the support of your cluster: {drain}")
@@ -194,8 +199,9 @@ class Recovery:
             lost = "" if now.lost_s is None else f"; {now.lost_s:.0f} s of the training are lost"
             smaller = "" if now.micro_batch is None else f" Micro-batches have at most {now.micro_batch} samples now."
             job_log.say(f"Starting again in the allocation{where} after {what}{lost}.{smaller}")
-        elif now.mem_mb is not None:
+        elif found.then == Then.REQUEUE and now.mem_mb is not None:
             job_log.say(f"The memory of a node was too small: the job continues with {now.mem_mb} MB.")
         elif found.why:
-            hint = _LESS_MEMORY if now.kind == Kind.GPU_MEMORY else ""
+            has_none = now.kind == Kind.GPU_MEMORY and self._history.micro_batch is None
+            hint = _LESS_MEMORY if has_none else ""
             job_log.say(f"error: {found.why}; not started again.{hint}")

@@ -4,7 +4,7 @@ It runs on the batch host, in the job's agent, when all ranks have ended. The jo
 array, only this task. `scontrol` asks for it. No failure here ends the process: a log on a full disk, a file that can't
 be read or a controller that is away for minutes must not cost the requeue.
 
-TERM ends this process soon after Slurm accepted a requeue. While nodes are to be excluded, it has to wait for that.
+TERM ends this process soon after Slurm accepted a requeue. While the job is to ask for something else, it has to wait.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def node_lists(shown: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _term_noted(is_needed: bool) -> Iterator[list[int]]:
-    """TERM during the body, while nodes are to be excluded, is noted in the list, and ends nothing.
+    """TERM during the body, if it has to wait, is noted in the list, and ends nothing.
 
     By a handler: if this thread blocked TERM, it would end the process in another of its threads.
     """
@@ -117,8 +117,8 @@ class Requeue:
         """Have the job requeued. Call it in the main thread.
 
         Slurm ends this process with TERM soon after it accepted the request, and this function does not return. So say
-        and write before what is to be said of this start. Only if nodes are left out, or given back, TERM waits until
-        the job asks for others, and then this returns.
+        and write before what is to be said of this start. Only if the job is to ask for something else, TERM waits
+        until it does, and then this returns.
 
         Args:
             why: for the log.
@@ -170,21 +170,24 @@ class Requeue:
     def exclude(self) -> None:
         """Tell Slurm which nodes the job, which is pending, is to exclude, and what else it asks for.
 
-        If Slurm refuses it, the log says so.
+        Each by itself. If Slurm refuses one, the log says so.
         """
         for _ in range(EXCLUDE_TRIES):
             wishes, refusal = self._wishes()
-            if not refusal and not (wishes and (refusal := self._scontrol("update", f"JobId={self._jobs}", *wishes))):
-                break
+            if not refusal:
+                said = {wish: self._scontrol("update", f"JobId={self._jobs}", *wish.split()) for wish in wishes}
+                wishes = [wish for wish in wishes if said[wish]]
+                if not wishes:
+                    return
+                refusal = said[wishes[0]]
             time.sleep(1)
-        else:
-            job_log.say(
-                f"error: Job {self._job} may start on the same nodes again. Slurm said: {_in_a_line(refusal)}\n"
-                f"  Hint: while the job is pending: scontrol update JobId={self._jobs} {' '.join(wishes)}"
-            )
+        job_log.say(
+            f"error: Job {self._job} may start without {' '.join(wishes)}. Slurm said: {_in_a_line(refusal)}\n"
+            f"  Hint: while the job is pending: scontrol update JobId={self._jobs} {' '.join(wishes)}"
+        )
 
     def _wishes(self) -> tuple[list[str], str]:
-        """What the job is to ask for, and what Slurm said if that is not surely right."""
+        """What the job is to ask for, each the words of an update; and what Slurm said if that is not surely right."""
         wishes = [*self._changes]
         if not self._leave:
             return wishes, ""
@@ -204,7 +207,8 @@ class Requeue:
             return wishes, ""
         self._say(*(f"{self._does} job {self._job} without {node}: {why}" for node, why in self._leave.items()))
         if {*required} & {*excluded}:  # else it would be pending for ever
-            wishes.append(f"ReqNodeList={','.join(one for one in required if one not in excluded)}")
+            kept = ",".join(one for one in required if one not in excluded)
+            return [*wishes, f"ReqNodeList={kept} ExcNodeList={nodes}"], ""
         return [*wishes, f"ExcNodeList={nodes}"], ""
 
     def _say(self, *lines: str) -> None:

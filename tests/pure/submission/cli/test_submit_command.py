@@ -250,8 +250,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     ),
     (("--spare-nodes", "1", "--", "true"), "spare_nodes must be left out without restarts"),
     (("--max-mem", "64G", "--", "true"), "max_mem must be left out without restarts"),
-    (("--restarts", "1", "--max-mem", "64G", "--", "true"), "max_mem must be left out without mem"),
-    (("--restarts", "1", "--mem", "64G", "--max-mem", "65536M", "--", "true"), "max_mem must be more than mem=64G"),
+    (("--restarts", "1", "--max-mem", "64G", "--no-requeue", "--", "true"), "left out without a requeue"),
     (
         ("--local", "--restarts", "1", "--mem", "32G", "--max-mem", "64G", "--", "true"),
         "only Slurm supports more memory after a requeue",

@@ -48,12 +48,14 @@ def test_the_commands_status_is_the_tasks_and_the_job_is_told(command: str, stat
 @pytest.mark.parametrize("note", ["failed", "stopped"])
 def test_the_rank_says_itself_why_it_failed_and_that_it_was_stopped(note: str) -> None:
     write = f"from cluster_ddp.agent import rank_notes; import os; rank_notes.{note}(os.environ, 2"
-    write += ", 'ValueError: x', kind='peer', step=7); notes.stopped(os.environ, 3)" if note == "failed" else ")"
+    write += ", rank_notes.FailureNote('ValueError: x', 'peer', 7, 16))" if note == "failed" else ")"
     with listening() as job:
         assert run(sys.executable, "-c", f"{write}; raise SystemExit(1)", **job.env)[0] == 1
         (end,) = job.ends()
     assert end == (
-        End(2, HOST, 1, "ValueError: x", "peer", step=7) if note == "failed" else End(2, HOST, 1, was_stopped=True)
+        End(2, HOST, 1, "ValueError: x", "peer", step=7, micro_batch=16)
+        if note == "failed"
+        else End(2, HOST, 1, was_stopped=True)
     )
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from ranks import job_ids, run_ranks, slurm_step
 
 import cluster_ddp
-from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.rank_notes import FailureNote, Notes
 from cluster_ddp.errors import CommunicatorError, DataError
 from cluster_ddp.run import files
 from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError
@@ -130,7 +130,7 @@ def test_a_rank_notes_why_it_failed_and_whether_another_is_the_cause(
 ) -> None:
     """A rank that was killed can't report: what those say that have lost it is no cause."""
     reporter.report(error)
-    words, kind, _ = Notes(tmp_path).failure(0) or ("", None, None)
+    words, kind, *_ = Notes(tmp_path).failure(0) or FailureNote("")
     assert (words.endswith(noted[0]), kind) == (True, noted[1]), words
 
 
@@ -138,7 +138,7 @@ def test_what_follows_from_another_ranks_failure_is_noted_as_that(tmp_path: Path
     reporter.store = dist.HashStore()
     reporter.store.set("first_failure", "rank 1 on n2")
     reporter.report(ValueError("x"))
-    assert Notes(tmp_path).failure(0) == ("stopped: rank 1 on n2 failed (see its error).", "peer", None)
+    assert Notes(tmp_path).failure(0) == FailureNote("stopped: rank 1 on n2 failed (see its error).", "peer")
 
 
 def test_it_is_noted_when_no_descriptor_is_left(tmp_path: Path, reporter: FailureReporter) -> None:
@@ -152,7 +152,7 @@ def test_it_is_noted_when_no_descriptor_is_left(tmp_path: Path, reporter: Failur
     finally:
         for descriptor in taken:
             os.close(descriptor)
-    assert Notes(tmp_path).failure(0) == ("OSError: Too many open files", "system", None)
+    assert Notes(tmp_path).failure(0) == FailureNote("OSError: Too many open files", "system")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_an_early_error_is_noted_for_its_rank(
         monkeypatch.setenv(name, value)
     reporter.topology = None
     reporter._note(ValueError("x"), "program")
-    assert Notes(tmp_path).failure(rank) == ("ValueError: x", "program", None)
+    assert Notes(tmp_path).failure(rank) == FailureNote("ValueError: x", "program")
 
 
 def rank_0_is_killed() -> None:
@@ -220,7 +220,7 @@ def test_a_signal_at_its_end_does_not_change_the_status_of_the_first_failure(tmp
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert Notes(tmp_path).has_joined(0)
-    assert Notes(tmp_path).failure(0) == ("ValueError: the one that matters", "program", None)
+    assert Notes(tmp_path).failure(0) == FailureNote("ValueError: the one that matters", "program")
     assert done.stderr.endswith("ValueError: the one that matters\n")
 
 
@@ -239,7 +239,7 @@ def test_the_note_of_a_failure_has_the_step(tmp_path: Path) -> None:
         (folder := tmp_path / f"notes of {step}").mkdir()
         env = {"CLUSTER_DDP_NOTES": str(folder), "CLUSTER_DDP_RUN_DIR": str(tmp_path / "it's a run")}
         ends = run_ranks(functools.partial(failing_at, step), [env], folder)
-        assert Notes(folder).failure(0) == ("ValueError: x", "program", step), ends
+        assert Notes(folder).failure(0) == FailureNote("ValueError: x", "program", step), ends
 
 
 def test_who_has_only_lost_its_connection_is_not_said_to_have_failed(

@@ -16,7 +16,7 @@ from ranks import job_ids, run_ranks, slurm_step
 from slowness import stays, wait_until
 
 import cluster_ddp
-from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.rank_notes import FailureNote, Notes
 from cluster_ddp.errors import CommunicatorError
 from cluster_ddp.runtime import distributed as distributed_module
 from cluster_ddp.runtime import process_exit, process_group
@@ -60,11 +60,11 @@ def test_a_rank_that_waits_in_a_kernel_ends_seconds_after_anothers_failure(tmp_p
     ends = run_ranks(blocked_in_a_kernel, steps, tmp_path)
     assert [end.exit_code for end in ends] == [1, 1, 1], ends
     assert "ValueError: this is the one that matters" in ends[1].output
-    assert Notes(tmp_path).failure(1) == ("ValueError: this is the one that matters", "program", None)
+    assert Notes(tmp_path).failure(1) == FailureNote("ValueError: this is the one that matters", "program")
     for rank in (0, 2):
         words = f"stopped: rank 1 on {HOST} failed (see its error)."
         assert ends[rank].output == f"[rank {rank} {HOST}] {words}\n"
-        assert Notes(tmp_path).failure(rank) == (words, "peer", None)
+        assert Notes(tmp_path).failure(rank) == FailureNote(words, "peer")
         assert Notes(tmp_path).has_joined(rank)
 
 

@@ -49,7 +49,7 @@ class Job:
         run_dir: bool = True,
         slurmd_port: int = 0,
         range_: str | None = None,
-        max_mem: str | None = None,
+        max_mem: str = "0",
     ) -> Recovery:
         self.slurm.command("sinfo", self.others)
         history = History(self.run_dir if run_dir else None, "12", is_first=not requeues)
@@ -117,6 +117,10 @@ def test_the_end_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err.splitlines()[-1] == "error: failed twice (--restarts 1); not started again."
 
 
+@pytest.mark.fault(
+    "a GPU's memory or NVLink has an uncorrectable error, or the GPU is lost; with `--restarts`",
+    "its node is left out at once, if there is another; the log has the line by which the support drains it",
+)
 def test_broken_hardware_is_left_out_at_once_with_a_line_for_the_support(
     job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +132,8 @@ def test_broken_hardware_is_left_out_at_once_with_a_line_for_the_support(
 
 
 @pytest.mark.parametrize(
-    ("has", "then", "changes"), [("16000", "requeue", ["MinMemoryNode=24000"]), ("32768", "end", []), ("", "end", [])]
+    ("has", "then", "mem_mb"),
+    [("16000", "requeue", 24000), ("32768", "end", None), ("", "end", None), ("0", "end", None)],
 )
 def test_a_process_killed_for_memory_has_more_in_the_next_requeue(
     job: Job,
@@ -136,16 +141,27 @@ def test_a_process_killed_for_memory_has_more_in_the_next_requeue(
     monkeypatch: pytest.MonkeyPatch,
     has: str,
     then: str,
-    changes: list[str],
+    mem_mb: int | None,
 ) -> None:
     monkeypatch.setenv("SLURM_MEM_PER_NODE", has)
     recovery = job.recovery(max_mem="32G")
     found = recovery.decide(ended(FIRST._replace(words=FOR_MEMORY, kind=Kind.HOST_MEMORY)), SILENT)
-    assert (found.then, recovery.changes, found.left_out) == (then, changes, {})
+    assert (found.then, recovery.memory(3), found.left_out) == (then, mem_mb, {})
     said = capfd.readouterr().err
-    assert ("--max-mem has no effect" in said) == (not has)
+    assert ("--max-mem has no effect" in said) == (has in ("", "0"))
     assert ("the job continues with 24000 MB" in said) == (then == "requeue")
     assert ("error: the memory of a node is too small" in said) == (then == "end")
+    assert recovery.memory(4) is None  # of a later start that was stopped in time
+
+
+def test_more_memory_is_said_only_if_a_requeue_follows(
+    job: Job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "16000")
+    killed = ended(FIRST._replace(words=FOR_MEMORY, kind=Kind.HOST_MEMORY))
+    assert job.recovery(run_dir=False, requeues=9, max_mem="32G").decide(killed, SILENT).then == "end"
+    said = capfd.readouterr().err
+    assert "error: requeued 9 times" in said and "continues with" not in said
 
 
 def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capfd: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,9 @@ CASES = {
     # Broken hardware.
     "at once": Case(("restart", ("n2", "n3")), at(7, "n1", words=ECC), left_out=("n1",)),
     "at once, without a spare": Case(REQUEUE, at(7, "n1", words=ECC), nodes=TWO, has_others=True, left_out=("n1",)),
+    "at once, the only node": Case(
+        ("restart", ("n2",)), at(7, "n1", words=ECC), nodes=Nodes(("n1", "n2"), ("n1",)), left_out=("n1",)
+    ),
     "at once, without another node": Case(RESTART, at(7, "n1", words=ECC), nodes=TWO),
     # First twice on a node.
     "twice": Case(("restart", ("n2", "n3")), at(7, "n1", words=CUDA), [at(7, "n1", words=CUDA)], left_out=("n1",)),
@@ -173,7 +176,8 @@ CASES = {
 
 @pytest.mark.fault(
     "an exception of the program (such as ValueError) repeats; with `--restarts` and spares",
-    "no node is left out and no spare used; four starts without a new checkpoint end the job with the error",
+    "no node is left out and no spare used; the second time at the same step from the same checkpoint ends the job, "
+    "or four starts without a new checkpoint",
     bound="seconds",
 )
 @pytest.mark.parametrize("name", CASES)
@@ -204,10 +208,13 @@ def test_batches_are_halved_until_that_makes_no_smaller_ones(
 
 
 @pytest.mark.parametrize(
-    ("had_mb", "most_mb", "more"),
-    [(16000, 64000, 24000), (16000, 20000, 20000), (16000, 16000, None), (16000, None, None), (None, 64000, None)],
+    ("had_mb", "most_mb", "before", "more"),
+    [
+        *((16000, 64000, (), 24000), (16000, 20000, (), 20000), (16000, 16000, (), None)),
+        *((24000, 64000, (None, 24000), 36000), (16000, 64000, (24000, None), None)),  # Slurm may have refused it
+    ],
 )
 def test_memory_grows_by_half_up_to_what_was_asked_for(
-    had_mb: int | None, most_mb: int | None, more: int | None
+    had_mb: int, most_mb: int, before: Sequence[int | None], more: int | None
 ) -> None:
-    assert failures.more_memory(had_mb, most_mb) == more
+    assert failures.more_memory(had_mb, most_mb, [MEMORY._replace(mem_mb=one) for one in before]) == more

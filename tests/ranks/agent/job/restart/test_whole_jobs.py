@@ -204,7 +204,8 @@ def test_with_a_sick_spare_the_job_is_requeued_with_all_its_nodes(job: Job, slur
     assert status == 137, said
     assert job.told()[3:] == [
         "scontrol requeue 7",
-        "scontrol update JobId=7 NumNodes=3 ExcNodeList=127.0.0.2,127.0.0.3",
+        "scontrol update JobId=7 NumNodes=3",
+        "scontrol update JobId=7 ExcNodeList=127.0.0.2,127.0.0.3",
     ]
     assert "Failed with status 137: requeueing job 7 (restart 1)." in said
     assert "Requeueing job 7 without 127.0.0.3: its GPU" in said
