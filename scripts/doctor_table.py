@@ -5,7 +5,6 @@ A star marks those whose fault tests/slurm/doctor does not make for real.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm" / "doctor")]
 
 import doctor_faults  # type: ignore[import-not-found]  # noqa: E402
+import generated_file  # noqa: E402
 
 from cluster_ddp.doctor import login_node_checks  # noqa: E402
 from cluster_ddp.doctor.checks import all_checks  # noqa: E402
@@ -40,19 +40,14 @@ def tables() -> str:
 
 def main() -> int:
     """Write or compare. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, only compare")
-    text = PAGE.read_text()
-    before, begin, rest = text.partition(BEGIN)
+    check = generated_file.only_compares(__doc__)
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     fresh = before + begin + tables() + end + after
-    if text == fresh:
+    if generated_file.was_fresh(PAGE, fresh, check=check) or not check:
         return 0
-    if parser.parse_args().check:
-        print(f"{PAGE.relative_to(ROOT)} differs from the checks. Hint: python scripts/doctor_table.py")
-        return 1
-    PAGE.write_text(fresh)
-    return 0
+    print(f"{PAGE.relative_to(ROOT)} differs from the checks. Hint: python scripts/doctor_table.py")
+    return 1
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ python scripts/render_faults.py --check    exit 1 if it differs from the markers
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import generated_file
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "faults.md"
@@ -116,19 +117,14 @@ def _line(row: Row, test: Test, full: Mapping[str, bool]) -> str:
 
 def main() -> int:
     """Write or compare. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, only compare")
-    check = parser.parse_args().check
+    check = generated_file.only_compares(__doc__)
     folders = [ROOT / "tests" / name for name in ("slurm", "ranks", "pure")]
     paths = [path for folder in folders for path in sorted(folder.rglob("test_*.py"))]
     text = page([test for path in paths for test in tests_in(path)])
-    if PAGE.exists() and PAGE.read_text() == text:
+    if generated_file.was_fresh(PAGE, text, check=check) or not check:
         return 0
-    if check:
-        print(f"{PAGE.relative_to(ROOT)} differs from the tests' markers. Hint: make jobs")
-        return 1
-    PAGE.write_text(text)
-    return 0
+    print(f"{PAGE.relative_to(ROOT)} differs from the tests' markers. Hint: make jobs")
+    return 1
 
 
 if __name__ == "__main__":

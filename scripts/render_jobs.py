@@ -6,9 +6,10 @@ python scripts/render_jobs.py --check    name those that differ from the templat
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+import generated_file
 
 from cluster_ddp.submission.grids import ARRAY_TASK_PLACEHOLDER
 from cluster_ddp.submission.render import agent_options, render
@@ -68,9 +69,7 @@ JOBS = (
 
 def main() -> int:
     """Write or compare. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, only compare")
-    check = parser.parse_args().check
+    check = generated_file.only_compares(__doc__)
     stale = []
     for spec in JOBS:
         path = JOBS_FOLDER / f"{spec.name}.sbatch"
@@ -83,10 +82,8 @@ def main() -> int:
             source="Rendered from templates/ by scripts/render_jobs.py: change those, then run `make jobs`.\n"
             f"Submit from the checkout:  sbatch jobs/{path.name} [{options}]",
         )
-        if not path.exists() or path.read_text() != text:
+        if not generated_file.was_fresh(path, text, check=check):
             stale.append(path.name)
-            if not check:
-                path.write_text(text)
     if check and stale:
         print(f"These jobs differ from the templates: {', '.join(stale)}. Hint: make jobs")
         return 1

@@ -7,12 +7,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent import command_program
 from cluster_ddp.errors import RunDirError, SpecError
+from cluster_ddp.option_form import default_of
 from cluster_ddp.run import places
 from cluster_ddp.run.names import File
 from cluster_ddp.submission import grids
@@ -214,6 +215,7 @@ def _not_on_this_machine(spec: JobSpec) -> str:
     if spec.nodes > 1:
         possible = f"--nodes 1 --gpus-per-node {spec.gpus_per_node}"
         return f"it asks for {spec.nodes} nodes, but this machine is one node; {possible} would fit."
+    defaults = {one.name: default_of(one) for one in fields(spec)}
     for name, what in (
         ("array", "arrays"),
         ("chain", "chains of jobs"),
@@ -225,6 +227,6 @@ def _not_on_this_machine(spec: JobSpec) -> str:
         ("spare_nodes", "spare nodes"),
         ("max_mem", "more memory after a requeue"),
     ):
-        if getattr(spec, name) not in (None, False, "0"):
+        if getattr(spec, name) != defaults[name]:
             return f"it sets {name}={getattr(spec, name)!r}, and only Slurm supports {what}."
     return ""

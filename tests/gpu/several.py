@@ -143,7 +143,7 @@ def a_warning_stops_all(lab: Lab, *, cuda_graph: bool) -> None:
 
 
 def an_exception_ends_all(lab: Lab, *, cuda_graph: bool) -> None:
-    """Of the last rank: it is told once, the others point to it, and all are gone before Slurm would kill them.
+    """The last rank raises it. It is printed once, the others name that rank, and all end before Slurm kills them.
 
     NCCL's kernels spin while they wait for an ended rank, and `ncclCommAbort` may wait for peers on the node (NCCL
     `init.cc`, `commDestroySync`): so it gets 5 s, then `os._exit`.

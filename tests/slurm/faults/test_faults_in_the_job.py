@@ -146,7 +146,7 @@ def names_the_hanging_rank(run: Run, rank: int) -> str:
 
 
 def test_a_full_disk(started: Started) -> None:
-    """The second checkpoint does not fit into the file system: each failure is told, training continues.
+    """The second checkpoint does not fit into the file system. The log has each failure, and training continues.
 
     What is not saved in the end is tried again; it is an error if it is lost.
     """

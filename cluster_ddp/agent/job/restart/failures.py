@@ -39,6 +39,7 @@ class History:
         if run_dir is not None and is_first:
             with contextlib.suppress(OSError):
                 (run_dir / File.SICK_NODES).unlink()
+        self._micro_batch_before = None if run_dir is None else journal.micro_batch(run_dir)
         self.failures = [] if run_dir is None or is_first else journal.failures(run_dir, job)
         self._sick_before = len(self._lines(File.SICK_NODES))
 
@@ -50,10 +51,8 @@ class History:
     @property
     def micro_batch(self) -> int | None:
         """Most samples of a rank in a batch, as the run's starts have found; None if none was too large."""
-        found = [one.micro_batch for one in self.failures if one.micro_batch is not None]
-        if self._run_dir is not None and (noted := journal.micro_batch(self._run_dir)) is not None:
-            found.append(noted)
-        return min(found, default=None)
+        found = (self._micro_batch_before, *(one.micro_batch for one in self.failures))
+        return min((one for one in found if one is not None), default=None)
 
     def begin(self, start: int, **has: Any) -> str:
         """Note a start of the ranks, and what the job has of the cluster. Returns its id (`Env.START_ID`)."""
